@@ -27,7 +27,7 @@ def complaints() -> list[str]:
     found = []
     for distribution in distributions():
         name = canonicalize_name(distribution.name)
-        # torch's CPU builds add a local label (+cpu), which a pin leaves open.
+        # torch's builds add a local label (+cpu, +cu130), which a pin leaves open.
         installed = Version(Version(distribution.version).public)
         if name not in NOT_PINNED and pinned.get(name) != installed:
             found.append(f"{name}: installed {installed}, pinned {pinned.get(name, 'nowhere')}")
@@ -37,4 +37,4 @@ def complaints() -> list[str]:
 if __name__ == "__main__":
     if found := complaints():
         sys.exit("constraints.txt and .venv differ; pin these, or make a fresh .venv:\n  " + "\n  ".join(found))
-    print(f"pins: all {len(pinned_versions())} of constraints.txt, and nothing else, installed")
+    print("pins: every installed package is the one that constraints.txt names")

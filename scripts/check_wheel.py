@@ -100,9 +100,12 @@ def core_distributions(wheel: importlib.metadata.Distribution) -> dict[str, impo
 
 def link(distribution: importlib.metadata.Distribution, site_packages: Path) -> None:
     """Make what a distribution installed reachable from another environment, under the same names."""
-    tops = {file.parts[0] for file in distribution.files or []} - {"..", "__pycache__"}
-    for top in tops:
-        (site_packages / top).symlink_to(Path(str(distribution.locate_file(top))))
+    # File by file: several distributions may share a folder, as those of CUDA do.
+    for file in distribution.files or []:
+        if ".." not in file.parts:
+            place = site_packages / file
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(Path(str(distribution.locate_file(file))))
 
 
 def main() -> None:
