@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from fp8ref.emulation.checks import check_bool, check_tensor
 from fp8ref.emulation.formats import FORMATS, Fp8Format
 
 Rounding = Literal["nearest_even", "toward_zero", "stochastic"]
@@ -21,7 +22,9 @@ RANDOM_BITS = 62
 """Random bits drawn for each element by stochastic rounding; probabilities are multiples of 2**-62."""
 
 _SOURCE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_CPU_CHUNK = 1 << 18
+# On a CPU the temporaries should stay in cache; elsewhere they need only stay small beside a large input.
+_NARROW_CHUNK = {"cpu": 1 << 20}
+_EXACT_CHUNK = {"cpu": 1 << 17}
 _DEVICE_CHUNK = 1 << 24
 
 
@@ -67,8 +70,8 @@ def round_to_fp8(
         A tensor of ``dtype``, detached, with the shape, device and (as in ``Tensor.to``) memory layout of ``x``.
 
     Raises:
-        TypeError: ``x`` is no dense tensor of those four dtypes, or ``dtype``, ``saturate`` or ``generator`` has the
-            wrong type.
+        TypeError: ``x`` is no dense tensor with values in one of those four dtypes, or ``dtype``, ``saturate`` or
+            ``generator`` has the wrong type.
         ValueError: an unknown ``rounding``, a generator without ``"stochastic"`` or on another device than ``x``.
 
     >>> x = torch.tensor([1.0625 + 2**-40, 464.0, 1e9, -1e-9], dtype=torch.float64)
@@ -92,10 +95,11 @@ def round_to_fp8(
         source, target = x if x.stride() == codes.stride() else x.clone(), codes
     flat_source = source.as_strided((x.numel(),), (1,))
     flat_target = target.as_strided((x.numel(),), (1,))
-    chunk = _CPU_CHUNK if x.device.type == "cpu" else _DEVICE_CHUNK
     if rounding == "nearest_even" and x.dtype != torch.float64:
+        chunk = _NARROW_CHUNK.get(x.device.type, _DEVICE_CHUNK)
         _round_nearest_narrow(flat_source, flat_target, fmt, saturate, chunk)
     else:
+        chunk = _EXACT_CHUNK.get(x.device.type, _DEVICE_CHUNK)
         for piece, out in zip(torch.split(flat_source, chunk), torch.split(flat_target, chunk), strict=True):
             out.copy_(_round_exactly(piece, fmt, rounding, saturate, generator))
     if target is not codes:
@@ -105,8 +109,7 @@ def round_to_fp8(
 
 def _check_arguments(x: object, dtype: object, rounding: object, saturate: object, generator: object) -> None:
     """Raise for whatever ``round_to_fp8`` cannot take; see its ``Raises``."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"x: got {type(x).__name__}; give a torch.Tensor, e.g. torch.as_tensor(x)")
+    x = check_tensor(x, "x")
     if x.dtype in FORMATS:
         raise TypeError(f"x: got {x.dtype}, already FP8; widen it first, x.to(torch.float32) is exact")
     if x.dtype not in _SOURCE_DTYPES:
@@ -114,14 +117,11 @@ def _check_arguments(x: object, dtype: object, rounding: object, saturate: objec
             f"x: got {x.dtype}; give float64, float32, bfloat16 or float16, e.g. x.to(torch.float64) "
             "(exact for integers up to 2**53)"
         )
-    if x.layout != torch.strided:
-        raise TypeError(f"x: got layout {x.layout}; give a dense tensor, e.g. x.to_dense()")
     if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
         raise TypeError(f"dtype: got {dtype!r}; give torch.float8_e4m3fn or torch.float8_e5m2")
     if rounding not in get_args(Rounding):
         raise ValueError(f"rounding: got {rounding!r}; give one of {list(get_args(Rounding))}")
-    if not isinstance(saturate, bool):
-        raise TypeError(f"saturate: got {saturate!r}; give True or False")
+    check_bool(saturate, "saturate")
     if generator is None:
         return
     if not isinstance(generator, torch.Generator):

@@ -1,0 +1,99 @@
+"""The fp32 accumulators of a whole matrix product: chains, promotion, split-K."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.bits import canonical_nan
+from fp8ref.emulation.chain import Span, tiles
+from fp8ref.emulation.checks import check_operands, check_split_k
+from fp8ref.emulation.units import TensorCoreUnit, unit_of
+
+PROMOTION_K = 128
+"""K after which an accurate chain is added to the fp32 total; also the tile that split-K counts in."""
+
+Promote = Callable[[Tensor, Tensor, Span, slice, slice], Tensor]
+"""``(total, chain, (k_start, k_stop), rows, columns) -> total``."""
+
+
+def accumulate(
+    a: Tensor,
+    b: Tensor,
+    *,
+    use_fast_accum: bool = False,
+    unit: str | TensorCoreUnit = "sm90",
+    split_k: int = 1,
+) -> Tensor:
+    """Return the fp32 accumulators of ``a @ b``, before scales, bias and output rounding.
+
+    Args:
+        a: FP8 [M, K], any strides.
+        b: FP8 [K, N], any strides.
+        use_fast_accum: True carries one accumulator over all of K (of a part); False starts a new chain from +0 every
+            128 of K and adds each chain's result to an fp32 total, rounded to nearest even.
+        unit: a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`. ``"exact"`` is one precise sum a part.
+        split_k: S parts of ``ceil(ceil(K / 128) / S)`` consecutive tiles of 128, added in fp32 in order.
+
+    Returns:
+        fp32 [M, N] on the device of ``a``. NaN is 0x7FFFFFFF.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; the message names it.
+
+    Source: recorded on an H200 for ``sm90``, ``tests/emulation/test_golden.py``; the units' evidence for the others.
+
+    >>> import fp8ref
+    >>> a = torch.full((1, 256), 0.5).to(torch.float8_e4m3fn)
+    >>> fp8ref.accumulate(a, a.t(), use_fast_accum=True)
+    tensor([[64.]])
+    """
+    check_operands(a, b)
+    check_split_k(split_k)
+    return run_chains(a, b, unit_of(unit), split_k, promoted=not use_fast_accum, promote=_add)
+
+
+def run_chains(
+    a: Tensor, b: Tensor, unit: TensorCoreUnit, split_k: int, *, promoted: bool, promote: Promote, blocks: bool = False
+) -> Tensor:
+    """Run all chains of ``a @ b`` and fold them with ``promote``, each split-K part from +0; fp32 [M, N].
+
+    ``blocks`` cuts every 128 of K whatever the unit, as block scales need.
+    """
+    parts = _parts(a.shape[1], split_k)
+    cut = promoted and (blocks or unit.products_per_step is not None)
+    spans_of_parts = [_cut(part) if cut else [part] for part in parts]
+    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    for tile in tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]):
+        view = out[tile.rows, tile.columns]
+        for index, spans in enumerate(spans_of_parts):
+            part = _fold(tile.chains, spans, view, promote, tile.rows, tile.columns)
+            view.copy_(part if index == 0 else view + part)
+    return canonical_nan(out)
+
+
+def _fold(
+    chains: Iterator[Tensor], spans: list[Span], like: Tensor, promote: Promote, rows: slice, columns: slice
+) -> Tensor:
+    total = torch.zeros_like(like)
+    for span in spans:
+        total = promote(total, next(chains), span, rows, columns)
+    return total
+
+
+def _add(total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice) -> Tensor:
+    return total + chain
+
+
+def _parts(k: int, split_k: int) -> list[Span]:
+    """cuBLASLt's split: runs of ceil(T / S) tiles of 128 for T tiles; the last one is shorter, none is empty."""
+    tile_count = -(-k // PROMOTION_K)
+    length = max(1, -(-tile_count // split_k)) * PROMOTION_K
+    return [(start, min(start + length, k)) for start in range(0, k, length)] or [(0, 0)]
+
+
+def _cut(part: Span) -> list[Span]:
+    start, stop = part
+    return [(k, min(k + PROMOTION_K, stop)) for k in range(start, stop, PROMOTION_K)] or [part]

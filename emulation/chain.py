@@ -1,0 +1,194 @@
+"""Chains of tensor-core steps over whole matrices, in tiles: the fast form of :mod:`fp8ref.emulation.dot`.
+
+A chain is a run of k that one accumulator walks through, starting from +0. Inside a step everything is exact in fp32
+for 14-bit units (33 integers below 2**16) and in float64 for the wide ones, so that one step is four vector operations
+a product: multiply, scale, truncate, add. The largest exponent of a step comes from one matrix product of powers of
+2**8: the sum of at most 64 of them has the exponent of the largest, times eight, plus less than eight.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.bits import FP32, FP64, Layout, truncate_significand
+from fp8ref.emulation.exact import exact_matmul
+from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
+from fp8ref.emulation.specials import finite_part, has_specials, specials_of_product
+from fp8ref.emulation.units import TensorCoreUnit
+
+Span = tuple[int, int]
+
+_LOWEST_EXPONENT = -100  # below every exponent that a chain of FP8 products can hold
+_STRIDE_BITS = 3  # powers summed by a matmul are 8 exponents apart
+_TILE_PRODUCTS = {"cpu": 1 << 18, "cuda": 1 << 25}
+_PEAKS = {"cpu": 1 << 22, "cuda": 1 << 26}
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A rectangle of the output and an iterator over its chains' fp32 results, in the order of the spans."""
+
+    rows: slice
+    columns: slice
+    chains: Iterator[Tensor]
+
+
+def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span]) -> Iterator[Tile]:
+    """Walk every chain of ``spans`` for ``a`` [M, K] by ``b`` [K, N], a tile of the output at a time.
+
+    Yields:
+        Tiles that cover the output once; the results of a tile are fp32 [rows, columns], Inf and NaN included.
+    """
+    if b.shape[1] < 64 and b.shape[1] < a.shape[0]:  # vector lanes run along the second operand's free dimension
+        for tile in tiles(b.t(), a.t(), unit, spans):
+            yield Tile(tile.columns, tile.rows, (chain.t() for chain in tile.chains))
+        return
+    engine = _engine(a, b, unit)
+    special = has_specials(a) or has_specials(b)
+    height, width = engine.tile_shape(a.shape[0], b.shape[1], a.shape[1])
+    for column in range(0, b.shape[1], width):
+        columns = slice(column, min(column + width, b.shape[1]))
+        right = b[:, columns]
+        prepared = engine.prepare(finite_part(right).t() if special else right.t(), spans)
+        for row in range(0, a.shape[0], height):
+            rows = slice(row, min(row + height, a.shape[0]))
+            left = engine.prepare(finite_part(a[rows]) if special else a[rows], spans)
+            chains = engine.chains(left, prepared, spans)
+            yield Tile(rows, columns, _with_specials(chains, a[rows], right, spans) if special else chains)
+
+
+def _with_specials(chains: Iterator[Tensor], a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:
+    for chain, (start, stop) in zip(chains, spans, strict=True):
+        yield chain + specials_of_product(a[:, start:stop], b[start:stop])
+
+
+def _engine(a: Tensor, b: Tensor, unit: TensorCoreUnit) -> _Exact | _Steps:
+    if unit.products_per_step is None:
+        return _Exact()
+    return _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type)
+
+
+class _Exact:
+    """The unit without an instruction: one exact sum a chain."""
+
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
+        edge = max(64, (1 << 21) // max(k, 1))
+        return max(1, min(m, edge)), max(1, min(n, edge))
+
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:
+        return operand
+
+    def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:
+        for start, stop in spans:
+            yield exact_matmul(a[:, start:stop], b[:, start:stop].t())
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """FP8 values laid out by step, [steps, L, rows], in the type that a step computes in; and their exponents."""
+
+    fmt: Fp8Format
+    values: Tensor
+    powers: Tensor
+
+
+class _Steps:
+    """A tensor-core unit on two formats."""
+
+    def __init__(self, unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format, device: str) -> None:
+        assert unit.products_per_step is not None
+        self.unit = unit
+        self.step = unit.products_per_step
+        # L products below 2**(F + 2) and an accumulator below 2**(F + 1) must be exact integers.
+        self.layout = FP32 if (self.step + 1) << (unit.fraction_bits + 2) <= 1 << 24 else FP64
+        # e4m3 by e4m3 spans 29 exponents, 8 * 29 < 254; anything with e5m2 needs float64 powers.
+        self.powers = FP32 if format_a == format_b == E4M3 else FP64
+        self.offset = -15 if self.powers is FP32 else 1  # makes bias + offset a multiple of 8
+        self.device = device if device in _TILE_PRODUCTS else "cpu"
+
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
+        """A step's products stay in cache, and the operands of a tile below some tens of megabytes."""
+        outputs = max(1, _TILE_PRODUCTS[self.device] // self.step)
+        width = max(64, min(n, 512 if self.device == "cpu" else 4096, (1 << 22) // max(k, 1)))
+        return max(1, min(m, outputs // width)), width
+
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> _Operand:
+        """Lay out ``operand`` [rows, K], every chain padded with zeros to whole instructions."""
+        fmt = FORMATS[operand.dtype]
+        by_k = operand.t().to(self.layout.float_dtype, memory_format=torch.contiguous_format).contiguous()
+        order = _k_order(self.unit, spans, operand.shape[1])
+        if order is not None:
+            padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
+            by_k = padded.index_select(0, order.to(by_k.device))
+        values = by_k.view(-1, self.step, by_k.shape[1])
+        return _Operand(fmt, values, self._powers_of(values, fmt))
+
+    def _powers_of(self, values: Tensor, fmt: Fp8Format) -> Tensor:
+        """``2 ** (8 * e)`` of each value (half of the pair carries the offset), 0 for zero."""
+        layout = self.powers
+        wide = values.to(layout.float_dtype)
+        field = (wide.view(layout.int_dtype) & layout.exponent_mask) >> layout.mantissa_bits
+        field.clamp_(min=layout.bias + fmt.e_min).sub_(layout.bias).mul_(1 << _STRIDE_BITS).add_(layout.bias)
+        field.bitwise_left_shift_(layout.mantissa_bits)
+        return field.view(layout.float_dtype).masked_fill_(wide == 0, 0.0)
+
+    def _peaks(self, a: Tensor, b: Tensor) -> Tensor:
+        """The bits of ``2 ** emax`` over each step's products, [steps, M, N]; a tiny power where all are zero."""
+        sums = torch.bmm(a.transpose(1, 2) * 2.0**self.offset, b)
+        octave = sums.view(self.powers.int_dtype) >> (self.powers.mantissa_bits + _STRIDE_BITS)
+        zero = octave == 0
+        exponent_bias = (self.powers.bias + self.offset) >> _STRIDE_BITS
+        field = octave.to(self.layout.int_dtype).add_(self.layout.bias - exponent_bias)
+        return field.bitwise_left_shift_(self.layout.mantissa_bits).masked_fill_(
+            zero, self.layout.field(_LOWEST_EXPONENT)
+        )
+
+    def chains(self, a: _Operand, b: _Operand, spans: Sequence[Span]) -> Iterator[Tensor]:
+        """Run each chain of one tile; yields fp32 [M, N]."""
+        m, n = a.values.shape[2], b.values.shape[2]
+        products = a.values.new_empty(self.step, m, n)
+        group = max(1, _PEAKS[self.device] // max(1, m * n))
+        peaks = products
+        step = 0
+        for start, stop in spans:
+            total = torch.zeros(m, n, dtype=torch.float32, device=products.device)
+            accumulator = products.new_zeros(m, n)
+            for _ in range(-(-(stop - start) // self.unit.instruction_k)):
+                for _ in range(self.unit.instruction_k // self.step):
+                    if step % group == 0:
+                        peaks = self._peaks(a.powers[step : step + group], b.powers[step : step + group])
+                    accumulator = self._one_step(
+                        a.values[step], b.values[step], accumulator, peaks[step % group], products
+                    )
+                    step += 1
+                if self.unit.c_enters == "after":
+                    total += accumulator.float()
+                    accumulator.zero_()
+            yield total + accumulator.float()
+
+    def _one_step(self, a: Tensor, b: Tensor, c: Tensor, peak: Tensor, products: Tensor) -> Tensor:
+        """``fused_dot_add`` of one step on [L, M] by [L, N] with a finite accumulator [M, N]."""
+        layout, fraction = self.layout, self.unit.fraction_bits << self.layout.mantissa_bits
+        largest = torch.maximum(peak, c.view(layout.int_dtype) & layout.exponent_mask)
+        scale = (layout.field(0) * 2 + fraction - largest).view(layout.float_dtype)
+        torch.mul(a.unsqueeze(2), b.unsqueeze(1), out=products)
+        aligned = products.mul_(scale).trunc_().sum(0)
+        aligned += (c * scale).trunc_()
+        truncate_significand(aligned, self.unit.significant_bits, layout)
+        return aligned.mul_((largest - fraction).view(layout.float_dtype))
+
+
+def _k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
+    """For each slot of the padded chains the k that fills it (``k`` itself: a zero); None where that changes nothing."""
+    slots: list[Tensor] = []
+    order = torch.tensor(unit.k_order)
+    for start, stop in spans:
+        instructions = -(-(stop - start) // unit.instruction_k)
+        slot = start + (torch.arange(instructions).unsqueeze(1) * unit.instruction_k + order).flatten()
+        slots.append(torch.where(slot < stop, slot, k))
+    joined = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
+    return None if torch.equal(joined, torch.arange(k)) else joined

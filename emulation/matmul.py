@@ -1,0 +1,136 @@
+"""Scaled FP8 matrix products with the bits of an NVIDIA H200."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.accumulate import PROMOTION_K, run_chains
+from fp8ref.emulation.bits import canonical_nan, fma_fp32
+from fp8ref.emulation.chain import Span
+from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
+from fp8ref.emulation.quantize import ScaledTensor
+from fp8ref.emulation.rounding import round_to_fp8
+from fp8ref.emulation.scales import BLOCK, Scaling, resolve_pair
+from fp8ref.emulation.units import TensorCoreUnit, unit_of
+
+assert BLOCK == PROMOTION_K, "a scale block is one promoted chain"
+
+
+def emulate_matmul(
+    a: Tensor | ScaledTensor,
+    b: Tensor | ScaledTensor,
+    scale_a: Tensor | None = None,
+    scale_b: Tensor | None = None,
+    *,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype = torch.bfloat16,
+    use_fast_accum: bool = False,
+    unit: str | TensorCoreUnit = "sm90",
+    split_k: int = 1,
+    scaling: tuple[Scaling, Scaling] | None = None,
+) -> Tensor:
+    """Multiply scaled FP8 matrices and return, bit for bit, what ``torch._scaled_mm`` returns on an H200.
+
+    Args:
+        a: FP8 [M, K], any strides; or a :class:`fp8ref.ScaledTensor`, which brings its scales.
+        b: FP8 [K, N], any strides; or a ScaledTensor (``fp8ref.quantize(weight).t()``). Both or neither.
+        scale_a: fp32 scales of ``a``; its shape says the kind. One element: tensor-wise. [M, 1]: row-wise.
+            [M, ceil(K/128)]: 1x128 blocks along K.
+        scale_b: fp32 scales of ``b``, of the matching kind. One element; [1, N]; [ceil(K/128), N] (1x128 blocks) or
+            [ceil(K/128), ceil(N/128)] (128x128 blocks). Values are taken as they are, NaN and negative included.
+        bias: [N], fp32, bf16 or fp16; added in fp32 after the scales, with a rounding of its own.
+        out_dtype: float32, bfloat16, float16 (overflow to Inf), float8_e4m3fn or float8_e5m2 (saturating).
+        use_fast_accum: False promotes the accumulator to fp32 every 128 of K; True never does. Block scales are
+            always promoted, so True is refused there.
+        unit: the tensor-core unit, a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`.
+        split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none.
+        scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
+            meant unless this says otherwise, with all-one-element scales tensor-wise. One of
+            ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``.
+
+    Returns:
+        [M, N] of ``out_dtype``, contiguous, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
+
+    Raises:
+        TypeError, ValueError: an argument that does not fit; the message names it, what it got and the fix.
+
+    Source: recorded on an H200, ``tests/emulation/test_golden.py``. Where the hardware refuses (odd K or N, e5m2 by
+    e5m2, a bias with fp32 output) this computes what the unit would.
+
+    >>> import fp8ref
+    >>> x = fp8ref.quantize(torch.tensor([[1.0, -2.0, 3.0]]), torch.float8_e4m3fn, scaling="row")
+    >>> w = fp8ref.quantize(torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.5, 4.0]]), torch.float8_e4m3fn, scaling="row")
+    >>> fp8ref.emulate_matmul(x, w.t(), out_dtype=torch.float32)
+    tensor([[ 2.0714, 10.9592]])
+    """
+    a, b, scale_a, scale_b, scaling = _unpack(a, b, scale_a, scale_b, scaling)
+    check_operands(a, b)
+    kinds, left, right = resolve_pair(a, b, scale_a, scale_b, scaling)
+    check_out_dtype(out_dtype)
+    check_bias(bias, a, b.shape[1])
+    check_split_k(split_k)
+    check_bool(use_fast_accum, "use_fast_accum")
+    model = unit_of(unit)
+    if kinds[0] == "1x128":
+        if use_fast_accum:
+            raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
+        promote = partial(_promote_block, scale_a=left, scale_b=right, square=kinds[1] == "128x128")
+        result = run_chains(a, b, model, split_k, promoted=True, promote=promote, blocks=True)
+    else:
+        result = run_chains(a, b, model, split_k, promoted=not use_fast_accum, promote=_promote)
+        result = result * (left.reshape(()) * right.reshape(())) if kinds[0] == "tensor" else result * right * left
+    if bias is not None:
+        result = result + bias.float()
+    return _convert(result, out_dtype)
+
+
+def _unpack(
+    a: Tensor | ScaledTensor,
+    b: Tensor | ScaledTensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    scaling: tuple[Scaling, Scaling] | None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None, tuple[Scaling, Scaling] | None]:
+    """Take scales and their kinds out of scaled operands; plain tensors pass through."""
+    if not isinstance(a, ScaledTensor) and not isinstance(b, ScaledTensor):
+        return a, b, scale_a, scale_b, scaling
+    if not (isinstance(a, ScaledTensor) and isinstance(b, ScaledTensor)):
+        raise TypeError(
+            f"a, b: got {type(a).__name__} and {type(b).__name__}; give two ScaledTensors, or two tensors and two scales"
+        )
+    for argument, value in (("scale_a", scale_a), ("scale_b", scale_b), ("scaling", scaling)):
+        if value is not None:
+            raise TypeError(f"{argument}: given beside a ScaledTensor, which brings its own; leave it out")
+    if a.transposed or not b.transposed:
+        raise ValueError(
+            f"a, b: got transposed={a.transposed} and transposed={b.transposed}; give a as quantised, [M, K], and b as "
+            "quantised [N, K] and then .t(), so that both have their scales along K"
+        )
+    return a.data, b.data, a.scale, b.scale, (a.scaling, b.scaling)
+
+
+def _promote(total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice) -> Tensor:
+    return total + chain
+
+
+def _promote_block(
+    total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice, *, scale_a: Tensor, scale_b: Tensor, square: bool
+) -> Tensor:
+    """One scaled block of K: an fp32 multiply and an FMA, in the order that the hardware was recorded to use."""
+    if span[0] == span[1]:
+        return total
+    block = span[0] // BLOCK
+    left = scale_a[rows, block].unsqueeze(1)
+    if not square:
+        return fma_fp32(chain * left, scale_b[block, columns], total)
+    of_column = torch.arange(columns.start, columns.stop, device=chain.device) // BLOCK
+    return fma_fp32(chain, left * scale_b[block, of_column], total)
+
+
+def _convert(result: Tensor, out_dtype: torch.dtype) -> Tensor:
+    if out_dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return round_to_fp8(result, out_dtype)
+    return canonical_nan(result.to(out_dtype))

@@ -1,0 +1,44 @@
+"""Inf and NaN in FP8 operands: found once, kept out of the finite arithmetic, and put back a chain at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.formats import FORMATS
+
+
+def _special(x: Tensor) -> Tensor:
+    fmt = FORMATS[x.dtype]
+    smallest = fmt.nan_code if fmt.inf_code is None else fmt.inf_code
+    return (x.view(torch.uint8) & 0x7F) >= smallest
+
+
+def has_specials(x: Tensor) -> bool:
+    """Whether any FP8 value is Inf or NaN.
+
+    >>> has_specials(torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn))
+    True
+    """
+    return bool(_special(x).any())
+
+
+def finite_part(x: Tensor) -> Tensor:
+    """``x`` with +0 in place of every Inf and NaN; same shape, FP8."""
+    return x.view(torch.uint8).masked_fill(_special(x), 0).view(x.dtype)
+
+
+def specials_of_product(a: Tensor, b: Tensor) -> Tensor:
+    """What Inf and NaN do to ``a`` [M, K] by ``b`` [K, N]: fp32 [M, N], 0 where every product is finite.
+
+    NaN operands, Inf * 0 and Inf - Inf give NaN; otherwise Inf with the sign of the product.
+    """
+    x, y = a.float(), b.float()
+    sign_x, sign_y = x.nan_to_num(0.0).sign(), y.nan_to_num(0.0).sign()
+    inf_x, inf_y = x.isinf() * sign_x, y.isinf() * sign_y
+    # Counts of products, exact in fp32; a product of two infinities is counted twice, which changes no test below.
+    signed = inf_x @ sign_y + sign_x @ inf_y
+    both = inf_x.abs() @ sign_y.abs() + sign_x.abs() @ inf_y.abs()
+    invalid = inf_x.abs() @ (y == 0).float() + (x == 0).float() @ inf_y.abs() + (both.abs() != signed.abs())
+    nan = (invalid > 0) | x.isnan().any(1, keepdim=True) | y.isnan().any(0, keepdim=True)
+    return torch.where(nan, torch.nan, torch.where(both > 0, signed * torch.inf, 0.0))
