@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from math import ceil
 from typing import Literal
 
@@ -37,6 +38,9 @@ from reference.rationals import (
 TILE = 128
 """K of one promoted chain, of one scale block, and of one tile of split-K."""
 
+Kind = Literal["tensor", "row", "1x128 by 1x128", "1x128 by 128x128"]
+"""What scales mean: those of a, then those of b where the two differ."""
+
 
 @dataclass(frozen=True)
 class Vector:
@@ -58,7 +62,7 @@ class Vector:
 class Scales:
     """The scales of one output, as fp32 bits: one of a and one of b, or one per 128 of K where the kind has blocks."""
 
-    kind: Literal["tensor", "row", "1x128 by 1x128", "1x128 by 128x128"]
+    kind: Kind
     a: tuple[int, ...]
     b: tuple[int, ...]
 
@@ -77,34 +81,40 @@ class Mode:
     split_k: int = 1
 
 
-def truncate(value: Fraction, quantum: Fraction) -> Fraction:
-    """The multiple of quantum next to value on the side of zero.
+@lru_cache(maxsize=1 << 16)
+def product_of(code_a: int, binary_a: Binary, code_b: int, binary_b: Binary) -> tuple[Number, int]:
+    """The exact product of two codes, and its exponent: the sum of theirs, not renormalised."""
+    x, y = decode(code_a, binary_a), decode(code_b, binary_b)
+    product = multiply(x, y)
+    return product, exponent_of(x, binary_a.e_min) + exponent_of(y, binary_b.e_min) if product.magnitude else 0
 
-    >>> truncate(Fraction(-7, 4), Fraction(1, 2))
-    Fraction(-3, 2)
+
+def quanta(x: Number, quantum: Fraction) -> int:
+    """How many whole quanta a finite number has, cut toward zero, with its sign.
+
+    >>> quanta(number(Fraction(-7, 4)), Fraction(1, 2))
+    -3
     """
-    multiples = abs(value) // quantum * quantum
-    return -multiples if value < 0 else multiples
+    if x.magnitude is None:
+        raise ValueError(f"{x} is not finite")
+    whole = x.magnitude // quantum
+    return -whole if x.negative else whole
 
 
 def step(a: Vector, b: Vector, c: Number, unit: TensorCoreUnit) -> Number:
     """One step of a unit: the products of a and b and the accumulator c, aligned, cut, added and cut again."""
-    terms = [c]
-    exponents = [exponent_of(c, FP32.e_min)] if c.magnitude else []
-    for code_a, code_b in zip(a.codes, b.codes, strict=True):
-        x, y = decode(code_a, a.binary), decode(code_b, b.binary)
-        product = multiply(x, y)
-        terms.append(product)
-        if product.magnitude:
-            exponents.append(exponent_of(x, a.binary.e_min) + exponent_of(y, b.binary.e_min))
-    if special := special_sum(terms):
+    pairs = zip(a.codes, b.codes, strict=True)
+    terms = [product_of(code_a, a.binary, code_b, b.binary) for code_a, code_b in pairs]
+    terms.append((c, exponent_of(c, FP32.e_min) if c.magnitude else 0))
+    if special := special_sum([term for term, _ in terms]):
         return special
-    if not exponents:
+    terms = [(term, exponent) for term, exponent in terms if not term.is_zero]
+    if not terms:
         return ZERO
-    quantum = power_of_two(max(exponents) - unit.fraction_bits)
-    total = number(sum((truncate(term.value, quantum) for term in terms), Fraction(0)))
+    quantum = power_of_two(max(exponent for _, exponent in terms) - unit.fraction_bits)
+    total = number(sum(quanta(term, quantum) for term, _ in terms) * quantum)
     kept = power_of_two(exponent_of(total, FP32.e_min) - (unit.significant_bits - 1))
-    return number(truncate(total.value, kept))
+    return number(quanta(total, kept) * kept)
 
 
 def special_sum(terms: Sequence[Number]) -> Number | None:
@@ -132,16 +142,20 @@ def c_is_last(unit: TensorCoreUnit) -> bool:
     return unit.c_enters == "after"
 
 
-def chain(a: Vector, b: Vector, c: Number, unit: TensorCoreUnit) -> Number:
-    """Instructions one after the other over all of K, each taking the result of the one before; zeros pad K."""
+def padded_instruction(a: Vector, b: Vector, c: Number, unit: TensorCoreUnit) -> Number:
+    """One instruction of at most its K, the rest of which is zeros; of the exact unit, one sum of any K."""
     if unit.products_per_step is None:
         return exact_sum(a, b, c)
+    padding = (0,) * (unit.instruction_k - len(a))
+    return instruction(Vector(a.binary, a.codes + padding), Vector(b.binary, b.codes + padding), c, unit)
+
+
+def chain(a: Vector, b: Vector, c: Number, unit: TensorCoreUnit) -> Number:
+    """Instructions one after the other over all of K, each taking the result of the one before; zeros pad K."""
+    length = unit.instruction_k or max(len(a), 1)
     total = c
-    length = unit.instruction_k
     for first in range(0, len(a), length):
-        padding = (0,) * max(0, first + length - len(a))
-        part_a, part_b = (Vector(v.binary, v.part(first, first + length).codes + padding) for v in (a, b))
-        total = instruction(part_a, part_b, total, unit)
+        total = padded_instruction(a.part(first, first + length), b.part(first, first + length), total, unit)
     return total
 
 
@@ -149,7 +163,7 @@ def exact_sum(a: Vector, b: Vector, c: Number) -> Number:
     """All products and c added exactly, rounded once to fp32; a zero sum is +0."""
     total = c
     for code_a, code_b in zip(a.codes, b.codes, strict=True):
-        total = add(total, multiply(decode(code_a, a.binary), decode(code_b, b.binary)))
+        total = add(total, product_of(code_a, a.binary, code_b, b.binary)[0])
     total = round_to(total, FP32)
     return ZERO if total.is_zero else total
 
@@ -196,9 +210,9 @@ def block_scaled_part(a: Vector, b: Vector, scales: Scales, mode: Mode) -> Numbe
     return total
 
 
-def accumulate(a: Vector, b: Vector, mode: Mode, *, c: int | None = None) -> int:
+def accumulate(a: Vector, b: Vector, mode: Mode, *, c: int = 0) -> int:
     """The fp32 bits of one accumulator, before scaling; c (fp32 bits) is where the first part starts."""
-    return encode(accumulator(a, b, mode, ZERO if c is None else decode(c, FP32)), FP32)
+    return encode(accumulator(a, b, mode, decode(c, FP32)), FP32)
 
 
 def accumulator(a: Vector, b: Vector, mode: Mode, c: Number) -> Number:
@@ -213,10 +227,8 @@ def accumulator(a: Vector, b: Vector, mode: Mode, c: Number) -> Number:
     return total
 
 
-def scaled(a: Vector, b: Vector, scales: Scales | None, mode: Mode) -> Number:
+def scaled(a: Vector, b: Vector, scales: Scales, mode: Mode) -> Number:
     """The scaled accumulator, before the bias."""
-    if scales is None:
-        return accumulator(a, b, mode, ZERO)
     if scales.in_blocks:
         return block_scaled(a, b, scales, mode)
     x, s, t = accumulator(a, b, mode, ZERO), decode(scales.a[0], FP32), decode(scales.b[0], FP32)
@@ -244,7 +256,7 @@ def matmul(
     mode: Mode,
     out: Binary,
     *,
-    scales: Scales | None = None,
+    scales: Scales,
     bias: Number | None = None,
 ) -> int:
     """The bits of one output of the scaled product: scaling, bias, one rounding to the output format."""

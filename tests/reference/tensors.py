@@ -9,6 +9,7 @@ from fractions import Fraction
 
 import torch
 
+from fp8ref.emulation.scales import Scaling
 from fp8ref.emulation.units import TensorCoreUnit
 from reference import exact
 from reference.rationals import BF16, E4M3, E5M2, FP16, FP32, Binary, Number, decode
@@ -64,50 +65,65 @@ def vector(x: torch.Tensor) -> exact.Vector:
     return exact.Vector(BINARIES[x.dtype], tuple(bits_of(x).tolist()))
 
 
+SCALING: dict[exact.Kind, tuple[Scaling, Scaling]] = {
+    "tensor": ("tensor", "tensor"),
+    "row": ("row", "row"),
+    "1x128 by 1x128": ("1x128", "1x128"),
+    "1x128 by 128x128": ("1x128", "128x128"),
+}
+"""The ``scaling`` argument of each kind of scales."""
+
+
 @dataclass(frozen=True, eq=False)
 class Product:
-    """Everything that ``emulate_matmul`` takes; ``kind`` says what the scales mean (None: there are none)."""
+    """Everything that ``emulate_matmul`` takes; ``kind`` says what the scales mean."""
 
     a: torch.Tensor
     b: torch.Tensor
+    scale_a: torch.Tensor
+    scale_b: torch.Tensor
+    kind: exact.Kind
     unit: TensorCoreUnit
-    use_fast_accum: bool = False
-    split_k: int = 1
-    kind: str | None = None
-    scale_a: torch.Tensor | None = None
-    scale_b: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    out_dtype: torch.dtype = torch.float32
+    use_fast_accum: bool
+    split_k: int
+    bias: torch.Tensor | None
+    out_dtype: torch.dtype
+    say_scaling: bool
+
+    @property
+    def scaling(self) -> tuple[Scaling, Scaling] | None:
+        """The ``scaling`` argument: the pair of kinds, or None where it is left out and the shapes say the same."""
+        return SCALING[self.kind] if self.say_scaling or self.meaning_of_shapes() != self.kind else None
+
+    def meaning_of_shapes(self) -> str:
+        """The kind that the shapes of the scales mean by themselves; "open" where that is not defined."""
+        m, n = self.a.shape[0], self.b.shape[1]
+        if self.scale_a.numel() == self.scale_b.numel() == 1:
+            return "tensor"
+        if tuple(self.scale_a.shape) == (m, 1) and tuple(self.scale_b.shape) == (1, n):
+            return "row"
+        if n == 1:
+            return "open"
+        return "1x128 by 1x128" if self.scale_b.shape[1] == n else "1x128 by 128x128"
 
     @property
     def mode(self) -> exact.Mode:
         """How the reference adds."""
         return exact.Mode(self.unit, self.use_fast_accum, self.split_k)
 
-    def scales_of(self, i: int, j: int) -> exact.Scales | None:
+    def scales_of(self, i: int, j: int) -> exact.Scales:
         """The scales of output (i, j)."""
-        if self.scale_a is None or self.scale_b is None:
-            return None
         a, b = bits_of(self.scale_a), bits_of(self.scale_b)
         if self.kind == "tensor":
-            return exact.Scales("tensor", tuple(a.reshape(1).tolist()), tuple(b.reshape(1).tolist()))
-        row = tuple(a[i].tolist())
-        if self.kind == "row":
-            return exact.Scales("row", row, tuple(b[:, j].tolist()))
-        if self.kind == "1x128 by 1x128":
-            return exact.Scales("1x128 by 1x128", row, tuple(b[:, j].tolist()))
-        return exact.Scales("1x128 by 128x128", row, tuple(b[:, j // exact.TILE].tolist()))
+            return exact.Scales(self.kind, tuple(a.reshape(1).tolist()), tuple(b.reshape(1).tolist()))
+        column = j // exact.TILE if self.kind == "1x128 by 128x128" else j
+        return exact.Scales(self.kind, tuple(a[i].tolist()), tuple(b[:, column].tolist()))
 
     def expected(self, i: int, j: int) -> int:
         """The bits of output (i, j) by the reference."""
         bias = None
         if self.bias is not None:
             bias = decode(int(bits_of(self.bias)[j]), BINARIES[self.bias.dtype])
-        return exact.matmul(
-            vector(self.a[i]),
-            vector(self.b[:, j]),
-            self.mode,
-            BINARIES[self.out_dtype],
-            scales=self.scales_of(i, j),
-            bias=bias,
-        )
+        out = BINARIES[self.out_dtype]
+        a, b = vector(self.a[i]), vector(self.b[:, j])
+        return exact.matmul(a, b, self.mode, out, scales=self.scales_of(i, j), bias=bias)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from fp8ref.emulation.units import UNITS, TensorCoreUnit
-from reference.exact import Mode, Scales, Vector, accumulate, matmul, step
+from reference.exact import Kind, Mode, Scales, Vector, accumulate, matmul, step
 from reference.rationals import (
     BF16,
     E4M3,
@@ -138,9 +138,9 @@ def test_mma_sync_adds_c_last_by_one_rounding_to_nearest() -> None:
 ONE = codes(1.0)
 
 
-def scaled(kind: str, a: float, b: float, out: Binary = FP32, bias: float | None = None, acc: Vector = ONE) -> int:
+def scaled(kind: Kind, a: float, b: float, out: Binary = FP32, bias: float | None = None, acc: Vector = ONE) -> int:
     """1 (or acc) times 1, scaled."""
-    scales = Scales(kind, (fp32(a),), (fp32(b),))  # type: ignore[arg-type]
+    scales = Scales(kind, (fp32(a),), (fp32(b),))
     return matmul(acc, ONE, Mode(UNITS["sm90"]), out, scales=scales, bias=None if bias is None else value_of(bias))
 
 
@@ -164,9 +164,9 @@ def test_block_scales_use_a_fused_multiply_add() -> None:
     # (1 + e)^2 = 1 + 2e + e^2 needs 25 bits: the block that cancels 1 + 2e shows whether e^2 was rounded away.
     two = Vector(E4M3, x.codes + (0,) * 127 + codes(1.0).codes)
     a, b = (fp32(-(1 + 2 * e)), fp32(1 + e)), (fp32(1.0), fp32(1 + e))
-    run = {"1x128 by 1x128": e * e, "1x128 by 128x128": 0.0}
+    run: dict[Kind, float] = {"1x128 by 1x128": e * e, "1x128 by 128x128": 0.0}
     for kind, expected in run.items():
-        scales = Scales(kind, a, b)  # type: ignore[arg-type]
+        scales = Scales(kind, a, b)
         assert matmul(two, two, Mode(UNITS["sm90"]), FP32, scales=scales) == fp32(expected), kind
 
 
@@ -185,7 +185,7 @@ def test_k_of_zero_is_plus_zero_and_the_bias_still_counts() -> None:
     empty = Vector(E4M3, ())
     for unit in UNITS.values():
         assert accumulate(empty, empty, Mode(unit, split_k=3)) == 0
-        assert matmul(empty, empty, Mode(unit), BF16, bias=number(3)) == 0x4040
+        assert matmul(empty, empty, Mode(unit), BF16, scales=Scales("row", (0,), (0,)), bias=number(3)) == 0x4040
     assert matmul(empty, empty, Mode(UNITS["sm90"]), FP32, scales=Scales("1x128 by 1x128", (), ())) == encode(
         ZERO, FP32
     )

@@ -1,0 +1,108 @@
+"""The oracle equals the second reference, bit for bit, on operands that lie on the edges of its arithmetic."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fp8ref
+from fp8ref.emulation.units import TensorCoreUnit
+from reference import exact
+from reference.rationals import FP32, decode, encode
+from reference.strategies import instructions, products
+from reference.tensors import Product, bits_of, vector
+
+CHEAP = 1000
+"""Products (M * N * K) up to which every output is compared; beyond it a few are, the corners among them."""
+
+
+@st.composite
+def samples(draw: st.DrawFn, product: Product) -> list[tuple[int, int]]:
+    """The outputs to compare."""
+    (m, k), n = product.a.shape, product.b.shape[1]
+    if m * n * k <= CHEAP:
+        return [(i, j) for i in range(m) for j in range(n)]
+    some = st.tuples(st.integers(0, m - 1), st.integers(0, n - 1))
+    return [(0, 0), (m - 1, n - 1), *draw(st.lists(some, min_size=2, max_size=2))]
+
+
+def emulate(product: Product) -> torch.Tensor:
+    """The oracle's answer to everything that a Product holds."""
+    return fp8ref.emulate_matmul(
+        product.a,
+        product.b,
+        product.scale_a,
+        product.scale_b,
+        bias=product.bias,
+        out_dtype=product.out_dtype,
+        use_fast_accum=product.use_fast_accum,
+        unit=product.unit,
+        split_k=product.split_k,
+        scaling=product.scaling,
+    )
+
+
+def report(product: Product, i: int, j: int, ours: int, theirs: int) -> str:
+    """What a failure should say: both operands' codes, the reference's bits and the oracle's."""
+    return (
+        f"output ({i}, {j}): the reference gives {theirs:#x}, the oracle {ours:#x}\n"
+        f"a[{i}] = {vector(product.a[i])}\nb[:, {j}] = {vector(product.b[:, j])}\n"
+        f"scales {product.scales_of(i, j)}, {product.mode}"
+    )
+
+
+@settings(max_examples=500)
+@given(data=st.data(), product=products())
+def test_emulate_matmul_equals_the_reference(data: st.DataObject, product: Product) -> None:
+    result = emulate(product)
+    m, n = product.a.shape[0], product.b.shape[1]
+    assert result.dtype == product.out_dtype
+    assert result.shape == (m, n)
+    assert result.is_contiguous()
+    bits = bits_of(result)
+    for i, j in data.draw(samples(product)):
+        expected = product.expected(i, j)
+        assert bits[i, j] == expected, report(product, i, j, int(bits[i, j]), expected)
+
+
+@settings(max_examples=300)
+@given(data=st.data(), product=products())
+def test_accumulate_equals_the_reference(data: st.DataObject, product: Product) -> None:
+    result = fp8ref.accumulate(
+        product.a, product.b, use_fast_accum=product.use_fast_accum, unit=product.unit, split_k=product.split_k
+    )
+    assert result.dtype == torch.float32
+    assert result.shape == (product.a.shape[0], product.b.shape[1])
+    bits = bits_of(result)
+    for i, j in data.draw(samples(product)):
+        expected = exact.accumulate(vector(product.a[i]), vector(product.b[:, j]), product.mode)
+        assert bits[i, j] == expected, report(product, i, j, int(bits[i, j]), expected)
+
+
+@settings(max_examples=500)
+@given(instructions())
+def test_fused_dot_add_equals_the_reference(
+    drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor, TensorCoreUnit],
+) -> None:
+    a, b, c, unit = drawn
+    bits = bits_of(fp8ref.fused_dot_add(a, b, c, unit))
+    assert bits.shape == c.shape
+    for row, one_c in enumerate(bits_of(c).tolist()):
+        left, right = vector(a[row]), vector(b[row])
+        number = exact.padded_instruction(left, right, decode(one_c, FP32), unit)
+        expected = encode(number, FP32)
+        assert bits[row] == expected, f"{left} {right} c={one_c:#x} {unit}: {int(bits[row]):#x}, not {expected:#x}"
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_fused_dot_add_broadcasts_leading_dimensions(data: st.DataObject) -> None:
+    a, b, c, unit = data.draw(instructions())
+    every = fp8ref.fused_dot_add(a[:, None], b[None, :], c[:, None], unit)
+    rows = len(c)
+    assert every.shape == (rows, rows)
+    for i in range(rows):
+        for j in range(rows):
+            alone = fp8ref.fused_dot_add(a[i], b[j], c[i], unit)
+            assert bits_of(every[i, j]) == bits_of(alone)
