@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8ref.emulation.bits import FP32, FP64, Layout, truncate_significand
+from fp8ref.emulation.bits import FP32, FP64, floor_pow2, truncate_significand
 from fp8ref.emulation.exact import exact_matmul
 from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
 from fp8ref.emulation.specials import finite_part, has_specials, specials_of_product
@@ -22,10 +22,10 @@ from fp8ref.emulation.units import TensorCoreUnit
 
 Span = tuple[int, int]
 
-_LOWEST_EXPONENT = -100  # below every exponent that a chain of FP8 products can hold
-_STRIDE_BITS = 3  # powers summed by a matmul are 8 exponents apart
+_LOWEST = 2.0**-100  # below every power that a chain of FP8 products can hold
+_STRIDE = 8  # powers summed by a matmul are 8 exponents apart, so that three square roots bring them back
 _TILE_PRODUCTS = {"cpu": 1 << 18, "cuda": 1 << 25}
-_PEAKS = {"cpu": 1 << 22, "cuda": 1 << 26}
+_PEAKS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,13 @@ class _Steps:
         self.layout = FP32 if (self.step + 1) << (unit.fraction_bits + 2) <= 1 << 24 else FP64
         # e4m3 by e4m3 spans 29 exponents, 8 * 29 < 254; anything with e5m2 needs float64 powers.
         self.powers = FP32 if format_a == format_b == E4M3 else FP64
-        self.offset = -15 if self.powers is FP32 else 1  # makes bias + offset a multiple of 8
+        self.offset = -2 if self.powers is FP32 else 0  # centres the 29 exponents in fp32's range
+        int_dtype = self.layout.int_dtype
+        shift = unit.fraction_bits << self.layout.mantissa_bits
+        # Tensors without dimensions: Python numbers are converted anew at every use.
+        self.exponent_mask = torch.tensor(self.layout.exponent_mask, dtype=int_dtype)
+        self.to_scale = torch.tensor(self.layout.field(0), dtype=int_dtype) * 2 + shift  # wraps, as the use of it does
+        self.to_last_place = torch.tensor(shift, dtype=int_dtype)
         self.device = device if device in _TILE_PRODUCTS else "cpu"
 
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
@@ -128,24 +134,20 @@ class _Steps:
         return _Operand(fmt, values, self._powers_of(values, fmt))
 
     def _powers_of(self, values: Tensor, fmt: Fp8Format) -> Tensor:
-        """``2 ** (8 * e)`` of each value (half of the pair carries the offset), 0 for zero."""
+        """``2 ** (8 * e)`` of each value, 0 for zero."""
         layout = self.powers
         wide = values.to(layout.float_dtype)
         field = (wide.view(layout.int_dtype) & layout.exponent_mask) >> layout.mantissa_bits
-        field.clamp_(min=layout.bias + fmt.e_min).sub_(layout.bias).mul_(1 << _STRIDE_BITS).add_(layout.bias)
+        field.clamp_(min=layout.bias + fmt.e_min).sub_(layout.bias).mul_(_STRIDE).add_(layout.bias)
         field.bitwise_left_shift_(layout.mantissa_bits)
         return field.view(layout.float_dtype).masked_fill_(wide == 0, 0.0)
 
     def _peaks(self, a: Tensor, b: Tensor) -> Tensor:
-        """The bits of ``2 ** emax`` over each step's products, [steps, M, N]; a tiny power where all are zero."""
-        sums = torch.bmm(a.transpose(1, 2) * 2.0**self.offset, b)
-        octave = sums.view(self.powers.int_dtype) >> (self.powers.mantissa_bits + _STRIDE_BITS)
-        zero = octave == 0
-        exponent_bias = (self.powers.bias + self.offset) >> _STRIDE_BITS
-        field = octave.to(self.layout.int_dtype).add_(self.layout.bias - exponent_bias)
-        return field.bitwise_left_shift_(self.layout.mantissa_bits).masked_fill_(
-            zero, self.layout.field(_LOWEST_EXPONENT)
-        )
+        """The bits of ``2 ** emax`` over each step's products, [steps, M, N]; of a tiny power where all are zero."""
+        sums = torch.bmm(a.transpose(1, 2) * 2.0 ** (_STRIDE * self.offset), b)
+        root = sums.sqrt_().sqrt_().sqrt_()
+        powers = floor_pow2(root, self.powers).to(self.layout.float_dtype)
+        return powers.mul_(2.0**-self.offset).clamp_(min=_LOWEST).view(self.layout.int_dtype)
 
     def chains(self, a: _Operand, b: _Operand, spans: Sequence[Span]) -> Iterator[Tensor]:
         """Run each chain of one tile; yields fp32 [M, N]."""
@@ -171,15 +173,15 @@ class _Steps:
             yield total + accumulator.float()
 
     def _one_step(self, a: Tensor, b: Tensor, c: Tensor, peak: Tensor, products: Tensor) -> Tensor:
-        """``fused_dot_add`` of one step on [L, M] by [L, N] with a finite accumulator [M, N]."""
-        layout, fraction = self.layout, self.unit.fraction_bits << self.layout.mantissa_bits
-        largest = torch.maximum(peak, c.view(layout.int_dtype) & layout.exponent_mask)
-        scale = (layout.field(0) * 2 + fraction - largest).view(layout.float_dtype)
+        """``fused_dot_add`` of one step on [L, M] by [L, N] and an accumulator [M, N], which is used up."""
+        layout = self.layout
+        largest = torch.maximum(peak, c.view(layout.int_dtype) & self.exponent_mask)
+        scale = torch.sub(self.to_scale, largest).view(layout.float_dtype)
         torch.mul(a.unsqueeze(2), b.unsqueeze(1), out=products)
         aligned = products.mul_(scale).trunc_().sum(0)
-        aligned += (c * scale).trunc_()
+        aligned += c.mul_(scale).trunc_()
         truncate_significand(aligned, self.unit.significant_bits, layout)
-        return aligned.mul_((largest - fraction).view(layout.float_dtype))
+        return aligned.mul_(largest.sub_(self.to_last_place).view(layout.float_dtype))
 
 
 def _k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
