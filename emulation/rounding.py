@@ -36,7 +36,7 @@ def round_to_fp8(
     saturate: bool = True,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Round ``x`` to FP8, once: float64 does not pass through float32, as it does in torch and ml_dtypes.
+    """Round ``x`` to FP8, once: float64 does not pass through float32, as it does in torch.
 
     ========================  ======================  ==============================  =========================
     input                     ``saturate=True``       ``saturate=False``, e4m3        ``saturate=False``, e5m2
