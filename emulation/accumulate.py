@@ -16,7 +16,7 @@ PROMOTION_K = 128
 """K after which an accurate chain is added to the fp32 total; also the tile that split-K counts in."""
 
 Promote = Callable[[Tensor, Tensor, Span, slice, slice], Tensor]
-"""``(total, chain, (k_start, k_stop), rows, columns) -> total``."""
+"""How a chain's result joins the fp32 total: ``(total, chain, (k_start, k_stop), rows, columns) -> total``."""
 
 
 def accumulate(
@@ -52,18 +52,24 @@ def accumulate(
     """
     check_operands(a, b)
     check_split_k(split_k)
-    return run_chains(a, b, unit_of(unit), split_k, promoted=not use_fast_accum, promote=_add)
+    return run_chains(a, b, unit_of(unit), split_k, promoted=not use_fast_accum)
 
 
 def run_chains(
-    a: Tensor, b: Tensor, unit: TensorCoreUnit, split_k: int, *, promoted: bool, promote: Promote, blocks: bool = False
+    a: Tensor,
+    b: Tensor,
+    unit: TensorCoreUnit,
+    split_k: int,
+    *,
+    promoted: bool,
+    promote: Promote | None = None,
 ) -> Tensor:
-    """Run all chains of ``a @ b`` and fold them with ``promote``, each split-K part from +0; fp32 [M, N].
+    """Run all chains of ``a @ b`` and fold them, each split-K part from +0; fp32 [M, N].
 
-    ``blocks`` cuts every 128 of K whatever the unit, as block scales need.
+    ``promote`` scales a block of 128 on its way into the total, whatever the unit; None is an fp32 addition.
     """
     parts = _parts(a.shape[1], split_k)
-    cut = promoted and (blocks or unit.products_per_step is not None)
+    cut = promoted and (promote is not None or unit.products_per_step is not None)
     spans_of_parts = [_cut(part) if cut else [part] for part in parts]
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
     for tile in tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]):
@@ -75,16 +81,13 @@ def run_chains(
 
 
 def _fold(
-    chains: Iterator[Tensor], spans: list[Span], like: Tensor, promote: Promote, rows: slice, columns: slice
+    chains: Iterator[Tensor], spans: list[Span], like: Tensor, promote: Promote | None, rows: slice, columns: slice
 ) -> Tensor:
     total = torch.zeros_like(like)
     for span in spans:
-        total = promote(total, next(chains), span, rows, columns)
+        chain = next(chains)
+        total = total + chain if promote is None else promote(total, chain, span, rows, columns)
     return total
-
-
-def _add(total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice) -> Tensor:
-    return total + chain
 
 
 def _parts(k: int, split_k: int) -> list[Span]:

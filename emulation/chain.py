@@ -79,7 +79,7 @@ class _Exact:
         edge = max(64, (1 << 21) // max(k, 1))
         return max(1, min(m, edge)), max(1, min(n, edge))
 
-    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:
+    def prepare(self, operand: Tensor, _spans: Sequence[Span]) -> Tensor:
         return operand
 
     def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:
@@ -185,7 +185,7 @@ class _Steps:
 
 
 def _k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
-    """For each slot of the padded chains the k that fills it (``k`` itself: a zero); None where that changes nothing."""
+    """The k that fills each slot of the padded chains, ``k`` itself for a zero; None where that changes nothing."""
     slots: list[Tensor] = []
     order = torch.tensor(unit.k_order)
     for start, stop in spans:

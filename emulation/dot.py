@@ -44,7 +44,8 @@ def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = 
     limit = model.instruction_k if model.products_per_step is not None else a.shape[-1]
     if a.shape[-1] != b.shape[-1] or a.shape[-1] > limit:
         raise ValueError(
-            f"a, b: got {a.shape[-1]} and {b.shape[-1]} products; give both the same number, at most {limit} for {model.name}"
+            f"a, b: got {a.shape[-1]} and {b.shape[-1]} products; give both the same number, "
+            f"at most {limit} for unit {model.name}"
         )
     if model.products_per_step is None:
         return exact_dot(a, b, c)

@@ -78,9 +78,9 @@ def emulate_matmul(
         if use_fast_accum:
             raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
         promote = partial(_promote_block, scale_a=left, scale_b=right, square=kinds[1] == "128x128")
-        result = run_chains(a, b, model, split_k, promoted=True, promote=promote, blocks=True)
+        result = run_chains(a, b, model, split_k, promoted=True, promote=promote)
     else:
-        result = run_chains(a, b, model, split_k, promoted=not use_fast_accum, promote=_promote)
+        result = run_chains(a, b, model, split_k, promoted=not use_fast_accum)
         result = result * (left.reshape(()) * right.reshape(())) if kinds[0] == "tensor" else result * right * left
     if bias is not None:
         result = result + bias.float()
@@ -99,7 +99,7 @@ def _unpack(
         return a, b, scale_a, scale_b, scaling
     if not (isinstance(a, ScaledTensor) and isinstance(b, ScaledTensor)):
         raise TypeError(
-            f"a, b: got {type(a).__name__} and {type(b).__name__}; give two ScaledTensors, or two tensors and two scales"
+            f"a, b: got {type(a).__name__} and {type(b).__name__}; give two ScaledTensors, or two tensors with scales"
         )
     for argument, value in (("scale_a", scale_a), ("scale_b", scale_b), ("scaling", scaling)):
         if value is not None:
@@ -112,12 +112,16 @@ def _unpack(
     return a.data, b.data, a.scale, b.scale, (a.scaling, b.scaling)
 
 
-def _promote(total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice) -> Tensor:
-    return total + chain
-
-
 def _promote_block(
-    total: Tensor, chain: Tensor, span: Span, rows: slice, columns: slice, *, scale_a: Tensor, scale_b: Tensor, square: bool
+    total: Tensor,
+    chain: Tensor,
+    span: Span,
+    rows: slice,
+    columns: slice,
+    *,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    square: bool,
 ) -> Tensor:
     """One scaled block of K: an fp32 multiply and an FMA, in the order that the hardware was recorded to use."""
     if span[0] == span[1]:

@@ -82,7 +82,7 @@ def quantize(
 
     Raises:
         TypeError: a wrong dtype of ``x``, ``dtype`` or ``scale``.
-        ValueError: an unknown ``scaling`` or ``scale_format``; a scale of the wrong shape, not finite or not above zero.
+        ValueError: an unknown ``scaling`` or ``scale_format``; a scale of the wrong shape, or not finite and above 0.
 
     >>> q = quantize(torch.tensor([[1.0, -2.0], [0.0, 0.0]]), torch.float8_e4m3fn, scaling="row")
     >>> q.data.float(), q.scale.flatten()

@@ -89,7 +89,7 @@ def resolve_pair(
         check_same_device(tensor, a, argument)
         tensors.append(tensor)
     left, right = tensors
-    allowed = PAIRS if scaling is None else (_check_pair(scaling),)
+    allowed = PAIRS if scaling is None else (check_pair(scaling),)
     m, k, n = a.shape[0], a.shape[1], b.shape[1]
     fits_a = [pair for pair in allowed if scale_fits(left, pair[0], m, k)]
     fits_b = [pair for pair in allowed if scale_fits(right.t() if right.dim() == 2 else right, pair[1], n, k)]
@@ -101,14 +101,18 @@ def resolve_pair(
         f"{argument}: got shape {list(got.shape)} (scale_a {list(left.shape)}, scale_b {list(right.shape)}) for a "
         f"{list(a.shape)} and b {list(b.shape)}; give "
         + "; or ".join(
-            f"{pair[0]} by {pair[1]}: scale_a {scale_shape(pair[0], m, k)}, "
-            f"scale_b {scale_shape(pair[1], n, k)[::-1]}"
+            f"{pair[0]} by {pair[1]}: scale_a {scale_shape(pair[0], m, k)}, scale_b {scale_shape(pair[1], n, k)[::-1]}"
             for pair in allowed
         )
     )
 
 
-def _check_pair(scaling: object) -> tuple[Scaling, Scaling]:
+def check_pair(scaling: object) -> tuple[Scaling, Scaling]:
+    """Return ``scaling`` if it is a pair of kinds that a product takes.
+
+    Raises:
+        ValueError: it is not.
+    """
     for pair in PAIRS:
         if scaling == pair or list(pair) == scaling:
             return pair

@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 from fp8ref.emulation.accumulate import accumulate
 from fp8ref.emulation.dot import fused_dot_add
 from fp8ref.emulation.formats import E4M3, E5M2, FORMATS, Fp8Format, format_of
+from fp8ref.emulation.layouts import from_torch_layout, to_torch_layout
 from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor, dequantize, quantize
 from fp8ref.emulation.rounding import round_to_fp8
@@ -30,8 +31,10 @@ __all__ = [
     "dequantize",
     "emulate_matmul",
     "format_of",
+    "from_torch_layout",
     "fused_dot_add",
     "quantize",
     "round_to_fp8",
+    "to_torch_layout",
     "unit_of",
 ]
