@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fp8ref
-from fp8ref.emulation.units import TensorCoreUnit
+from fp8ref.emulation.units import UNITS, TensorCoreUnit
 from reference import exact
 from reference.rationals import FP32, decode, encode
-from reference.strategies import instructions, products
+from reference.strategies import arranged, instructions, products
 from reference.tensors import Product, bits_of, vector
 
+EXAMPLES = settings().max_examples
+"""Of the Hypothesis profile in use; a test that covers more takes a multiple."""
 CHEAP = 1000
 """Products (M * N * K) up to which every output is compared; beyond it a few are, the corners among them."""
 
@@ -52,7 +55,7 @@ def report(product: Product, i: int, j: int, ours: int, theirs: int) -> str:
     )
 
 
-@settings(max_examples=500)
+@settings(max_examples=5 * EXAMPLES)
 @given(data=st.data(), product=products())
 def test_emulate_matmul_equals_the_reference(data: st.DataObject, product: Product) -> None:
     result = emulate(product)
@@ -66,7 +69,7 @@ def test_emulate_matmul_equals_the_reference(data: st.DataObject, product: Produ
         assert bits[i, j] == expected, report(product, i, j, int(bits[i, j]), expected)
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * EXAMPLES)
 @given(data=st.data(), product=products())
 def test_accumulate_equals_the_reference(data: st.DataObject, product: Product) -> None:
     result = fp8ref.accumulate(
@@ -80,7 +83,25 @@ def test_accumulate_equals_the_reference(data: st.DataObject, product: Product) 
         assert bits[i, j] == expected, report(product, i, j, int(bits[i, j]), expected)
 
 
-@settings(max_examples=500)
+@pytest.mark.parametrize("use_fast_accum", [False, True])
+@pytest.mark.parametrize("unit", list(UNITS))
+@pytest.mark.parametrize(("m", "n", "k", "split_k"), [(67, 1501, 161, 1), (3, 17, 6200, 5), (1, 5, 14341, 1)])
+def test_large_products_equal_the_reference(
+    m: int, n: int, k: int, split_k: int, unit: str, use_fast_accum: bool
+) -> None:
+    """Shapes that the oracle cannot walk through in one piece: outputs at both ends, in the middle and around 1024."""
+    finite = [code for code in range(256) if code % 128 != 127]
+    a, b = (arranged(finite, 0.1, seed, rows, k).view(torch.float8_e4m3fn) for seed, rows in ((1, m), (2, n)))
+    b = b.view(torch.uint8).bitwise_and(0xBF).view(torch.float8_e4m3fn)  # another range of exponents than a's
+    bits = bits_of(fp8ref.accumulate(a, b.t(), use_fast_accum=use_fast_accum, unit=unit, split_k=split_k))
+    mode = exact.Mode(UNITS[unit], use_fast_accum, split_k)
+    columns = {0, n // 2, n - 1, *(j for j in (1023, 1024) if j < n)}
+    for i, j in {(i, j) for i in (0, m // 2, m - 1) for j in columns}:
+        expected = exact.accumulate(vector(a[i]), vector(b[j]), mode)
+        assert bits[i, j] == expected, f"({i}, {j}): {int(bits[i, j]):#x}, the reference {expected:#x}"
+
+
+@settings(max_examples=5 * EXAMPLES)
 @given(instructions())
 def test_fused_dot_add_equals_the_reference(
     drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor, TensorCoreUnit],
@@ -95,7 +116,7 @@ def test_fused_dot_add_equals_the_reference(
         assert bits[row] == expected, f"{left} {right} c={one_c:#x} {unit}: {int(bits[row]):#x}, not {expected:#x}"
 
 
-@settings(max_examples=50)
+@settings(max_examples=EXAMPLES // 2)
 @given(st.data())
 def test_fused_dot_add_broadcasts_leading_dimensions(data: st.DataObject) -> None:
     a, b, c, unit = data.draw(instructions())
