@@ -113,7 +113,9 @@ def step(a: Vector, b: Vector, c: Number, unit: TensorCoreUnit) -> Number:
         return ZERO
     quantum = power_of_two(max(exponent for _, exponent in terms) - unit.fraction_bits)
     total = number(sum(quanta(term, quantum) for term, _ in terms) * quantum)
-    kept = power_of_two(exponent_of(total, FP32.e_min) - (unit.significant_bits - 1))
+    # Counted from the leading bit, below 2^-126 too; every term is a multiple of 2^-149, the last bit of fp32.
+    leading = exponent_of(total, FP32.e_min - FP32.fraction_bits)
+    kept = power_of_two(leading - (unit.significant_bits - 1))
     return number(quanta(total, kept) * kept)
 
 

@@ -52,6 +52,7 @@ STEPS = [
     ("c sets emax", small_unit(1, 13, 14), (1.0,), (1.0,), 2.0**14, 2.0**14),
     ("c of 0 takes no part", small_unit(1, 1, 24), (2.0**-6,), (2.0**-6,), -0.0, 2.0**-12),
     ("a subnormal c has exponent -126", small_unit(1, 13, 14), (0.0,), (0.0,), 2.0**-139 + 2.0**-140, 2.0**-139),
+    ("B bits below 2^-126 too", small_unit(1, 25, 2), (0.0,), (0.0,), 7 * 2.0**-140, 6 * 2.0**-140),
     ("a zero sum is +0", small_unit(1, 13, 14), (-0.0,), (0.0,), -0.0, 0.0),
     ("a cancelled sum is +0", small_unit(2, 13, 14), (-1.0, 1.0), (1.0, 1.0), 0.0, 0.0),
 ]
