@@ -1,0 +1,104 @@
+"""What a call will run, in words and as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fp8ref.kernels.linear import plan_for, unit_or_sm90
+from fp8ref.kernels.pack import PackedWeight
+from fp8ref.kernels.plan import Plan, Tile, parts_of
+from fp8ref.kernels.product import gpu_name, tile_for
+from fp8ref.kernels.quantize import row_cut
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The kernels, tile, split and padding of one :func:`fp8ref.scaled_linear` call; prints as text.
+
+    Attributes:
+        gpu: the GPU that the plan is for; without one, the one whose bits ``backend="emulate"`` gives.
+        unit: the oracle's unit with the same arithmetic.
+        path: "triton", or "library" for the quantiser and ``torch._scaled_mm``.
+        split_k: what to give :func:`fp8ref.emulate_matmul` for the same bits.
+        tile: the tile of the Triton product.
+        text: the same in words, with the reason.
+    """
+
+    gpu: str
+    unit: str
+    path: str
+    split_k: int
+    tile: Tile
+    text: str
+
+    def __str__(self) -> str:
+        """Return the text."""
+        return self.text
+
+
+def explain(
+    w: PackedWeight,
+    m: int,
+    *,
+    out_dtype: torch.dtype = torch.bfloat16,
+    bias_dtype: torch.dtype | None = None,
+    batch_invariant: bool = False,
+) -> Explanation:
+    """Say which kernels, tile, split and padding ``scaled_linear(x, w)`` uses for ``m`` rows, and why.
+
+    Args:
+        w: a packed weight.
+        m: rows of ``x``, all leading dimensions multiplied.
+        out_dtype: as given to ``scaled_linear``.
+        bias_dtype: the dtype of the bias, None without one.
+        batch_invariant: as given to ``scaled_linear``.
+
+    Raises:
+        TypeError: ``w`` is not a packed weight.
+        ValueError: a negative ``m``.
+
+    >>> from fp8ref.kernels.pack import pack_weight
+    >>> print(explain(pack_weight(torch.ones(64, 100)), m=3))
+    [3, 100] x [64, 100] on NVIDIA H200 (unit sm90)
+    weight: e4m3, row scales, stored [64, 112]: 7424 bytes, 768 padding
+    quantise: one Triton kernel, 3 x 1 programs of 128 elements
+    product: triton, tile 64 weight rows x 16 rows of x x 128 of K, 8 stages, 4 warps, split_k 1 of 1 tile of 128
+    why: M <= 64: one pass over the weights is the cost
+    """
+    if not isinstance(w, PackedWeight):
+        raise TypeError(f"w: got {type(w).__name__}; give what fp8ref.pack_weight returned")
+    if isinstance(m, bool) or not isinstance(m, int) or m < 0:
+        raise ValueError(f"m: got {m!r}; give the number of rows, an int of at least 0")
+    device = w.codes.device
+    plan = plan_for(w, m, device, out_dtype, bias_dtype, batch_invariant)
+    gpu, unit = gpu_name(device), unit_or_sm90(device)
+    tile = tile_for(unit, plan, w.scaling)
+    text = "\n".join(_lines(w, m, plan, tile, gpu, unit))
+    return Explanation(gpu, unit, plan.path, plan.split_k, tile, text)
+
+
+def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str) -> list[str]:
+    name = "e4m3" if w.codes.dtype == torch.float8_e4m3fn else "e5m2"
+    cut = row_cut(max(1, m), w.k)
+    stored = list(w.codes.shape)
+    part_tiles, parts = parts_of(w.k, plan.split_k)
+    chunks = max(1, -(-w.codes.shape[1] // cut["CHUNK"]))
+    tiles = f"{part_tiles} tile{'s' * (part_tiles != 1)} of 128"
+    if plan.path == "library":
+        product = "torch._scaled_mm on the packed weight, K not split"
+    else:
+        product = (
+            f"triton, tile {tile.block_n} weight rows x {tile.block_m} rows of x x {tile.block_k} of K, "
+            f"{tile.stages} stages, {tile.warps} warps, split_k {parts} of {tiles}"
+        )
+    return [
+        f"[{m}, {w.k}] x [{w.n}, {w.k}] on {gpu} (unit {unit})",
+        f"weight: {name}, {w.scaling} scales, stored {stored}: {w.nbytes} bytes, {w.padding_nbytes} padding",
+        f"quantise: one Triton kernel, {m} x {chunks} programs of {cut['CHUNK']} elements"
+        if w.scaling == "row"
+        else f"quantise: one Triton kernel, {m} rows in blocks of 128",
+        f"product: {product}",
+        f"why: {plan.why}",
+    ]

@@ -1,0 +1,166 @@
+"""Raw Triton code of the scaled matrix product.
+
+Weight rows are the 64-row side of ``tl.dot``. That makes Hopper use wgmma m64nNk32 at every batch size, whose
+arithmetic is the oracle's ``unit="sm90"``; on Ada the same code becomes mma.sync m16n8k32, ``unit="sm89"``. The
+reference is :func:`fp8ref.emulation.matmul.emulate_matmul`. Compile with ``enable_fp_fusion=False``: a scale, a bias
+and a promotion each round on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+jit: Callable[[Callable[..., Any]], Any] = triton.jit
+"""Triton's decorator, typed: what it returns is launched as ``kernel[grid](...)``."""
+
+
+@jit
+def prefetch_rows(w_ptr, first_row, N, stride_wn, k_begin, ROWS: tl.constexpr, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Ask L2 for the first BYTES of each weight row of this program; returns at once and cannot fault."""
+    lane = tl.arange(0, ROWS * (BYTES // 256))
+    k = k_begin + (lane // ROWS) * 256
+    address = w_ptr + tl.minimum(first_row + lane % ROWS, N - 1).to(tl.int64) * stride_wn + k
+    inside = (k + 256 <= stride_wn).to(tl.int32)
+    tl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0; }",
+        "=r,l,r",
+        [address.to(tl.uint64), inside],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@jit
+def find_cell(M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return this program's part of K, output cell, row of cells along N and along M."""
+    n_cells = tl.cdiv(N, BLOCK_N)
+    m_cells = tl.cdiv(M, BLOCK_M)
+    pid = tl.program_id(0)
+    part = pid // (n_cells * m_cells)
+    cell = pid % (n_cells * m_cells)
+    # Neighbouring programs share weights and activations in L2.
+    group = cell // (GROUP * m_cells)
+    width = tl.minimum(n_cells - group * GROUP, GROUP)
+    within = cell - group * GROUP * m_cells
+    return part, cell, group * GROUP + within % width, within // width
+
+
+@jit
+def add_step(  # type: ignore[no-untyped-def]
+    acc, w, x, sx_ptr, sw_ptr, block, stride_sxk, stride_swk, in_m, in_n,
+    ACCURATE: tl.constexpr, KIND: tl.constexpr, WGMMA: tl.constexpr,
+):  # fmt: skip
+    """Add one BLOCK_K of products to the accumulator in the way the mode and the kind of scales ask for."""
+    if KIND != "tensor" and KIND != "row":  # noqa: PLR1714 - Triton compiles no `in`
+        chain = tl.dot(w, x, max_num_imprecise_acc=128)
+        sx = tl.load(sx_ptr + block * stride_sxk, mask=in_m, other=0.0)
+        sw = tl.load(sw_ptr + block * stride_swk, mask=in_n, other=0.0)
+        if KIND == "1x128":
+            acc = tl.fma(chain * sx[None, :], tl.broadcast_to(sw[:, None], acc.shape), acc)
+        else:
+            acc = tl.fma(chain, sx[None, :] * sw[:, None], acc)
+    elif not ACCURATE:
+        acc = tl.dot(w, x, acc)
+    elif WGMMA:
+        acc = tl.dot(w, x, acc, max_num_imprecise_acc=128)
+    else:
+        # mma.sync has no promotion of its own; the argument keeps the compiler from folding the addition into it.
+        acc = acc + tl.dot(w, x, max_num_imprecise_acc=128)
+    return acc
+
+
+@jit
+def join_parts(  # type: ignore[no-untyped-def]
+    acc, part_ptr, count_ptr, cell, part, in_m, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):
+    """Store this part's result; the last program to arrive at a cell adds all parts in order, from part 0 on."""
+    size: tl.constexpr = BLOCK_M * BLOCK_N
+    place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+    base = part_ptr + cell.to(tl.int64) * (SPLIT * size) + place
+    mask = tl.broadcast_to(in_m[None, :], [BLOCK_N, BLOCK_M])
+    tl.store(base + part * size, acc, mask=mask)
+    # Every thread's store must be visible before the arrival is counted.
+    tl.debug_barrier()
+    last = tl.atomic_add(count_ptr + cell, 1, sem="acq_rel", scope="gpu") == SPLIT - 1
+    if last:
+        acc = tl.load(base, mask=mask, other=0.0, cache_modifier=".cg")
+        for s in tl.static_range(1, SPLIT):
+            acc += tl.load(base + s * size, mask=mask, other=0.0, cache_modifier=".cg")
+    return acc, last
+
+
+@jit
+def store_cell(  # type: ignore[no-untyped-def]
+    acc, sx_ptr, sw_ptr, bias_ptr, out_ptr, offs_m, offs_n, in_m, in_n, N,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Scales, bias and output rounding, each with a rounding of its own, in the oracle's order."""
+    if KIND == "tensor" or KIND == "row":  # noqa: PLR1714 - Triton compiles no `in`
+        sw = tl.load(sw_ptr, mask=in_n, other=0.0)
+        sx = tl.load(sx_ptr, mask=in_m, other=0.0)
+        if KIND == "tensor":
+            acc = acc * (sx[None, :] * sw[:, None])
+        else:
+            acc = (acc * sw[:, None]) * sx[None, :]
+    if HAS_BIAS:
+        acc = acc + tl.load(bias_ptr + offs_n, mask=in_n, other=0.0).to(tl.float32)[:, None]
+    out = out_ptr + offs_m.to(tl.int64)[None, :] * N + offs_n[:, None]
+    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
+
+
+@jit
+def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, w_ptr, sx_ptr, sw_ptr, bias_ptr, out_ptr, part_ptr, count_ptr,
+    M, N, K, stride_xm, stride_xk, stride_wn, stride_wk, stride_sxm, stride_sxk, stride_swn, stride_swk, part_tiles,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
+    PREFETCH: tl.constexpr, KIND: tl.constexpr, ACCURATE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
+    WIDE: tl.constexpr, WGMMA: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Compute out[M, N] = epilogue(x[M, K] @ w[N, K]^T); one program a cell of the output and part of K."""
+    part, cell, n_cell, m_cell = find_cell(M, N, BLOCK_M, BLOCK_N, GROUP)
+    k_begin = part * part_tiles * 128
+    if PREFETCH > 0:
+        prefetch_rows(w_ptr, n_cell * BLOCK_N, N, stride_wn, k_begin, BLOCK_N, PREFETCH)
+    if PDL:
+        gdc_launch_dependents()
+    offs_n = n_cell * BLOCK_N + tl.arange(0, BLOCK_N)
+    offs_m = m_cell * BLOCK_M + tl.arange(0, BLOCK_M)
+    in_n = offs_n < N
+    in_m = offs_m < M
+    # Rows past the end are read as the last row, which needs no mask, and never stored.
+    row_n = tl.minimum(offs_n, N - 1).to(tl.int64)
+    offs_k = tl.arange(0, BLOCK_K)
+    step_k = k_begin + offs_k
+    if WIDE:
+        step_k = step_k.to(tl.int64)
+    w_ptrs = w_ptr + row_n[:, None] * stride_wn + step_k[None, :] * stride_wk
+    x_ptrs = x_ptr + offs_m.to(tl.int64)[None, :] * stride_xm + step_k[:, None] * stride_xk
+    sx_ptr += offs_m.to(tl.int64) * stride_sxm
+    sw_ptr += (row_n // 128 if KIND == "128x128" else row_n) * stride_swn
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    steps = tl.cdiv(tl.minimum(part_tiles * 128, K - k_begin), BLOCK_K)
+    if PDL:
+        gdc_wait()
+    for i in tl.range(0, steps):
+        if EVEN_K:
+            w = tl.load(w_ptrs)
+            x = tl.load(x_ptrs, mask=in_m[None, :], other=0.0)
+        else:
+            in_k = offs_k < K - k_begin - i * BLOCK_K
+            w = tl.load(w_ptrs, mask=in_k[None, :], other=0.0)
+            x = tl.load(x_ptrs, mask=in_k[:, None] & in_m[None, :], other=0.0)
+        block = k_begin // 128 + i
+        acc = add_step(acc, w, x, sx_ptr, sw_ptr, block, stride_sxk, stride_swk, in_m, in_n, ACCURATE, KIND, WGMMA)
+        w_ptrs += BLOCK_K * stride_wk
+        x_ptrs += BLOCK_K * stride_xk
+    last = True
+    if SPLIT > 1:
+        acc, last = join_parts(acc, part_ptr, count_ptr, cell, part, in_m, SPLIT, BLOCK_M, BLOCK_N)
+    if last:
+        store_cell(acc, sx_ptr, sw_ptr, bias_ptr, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS)
