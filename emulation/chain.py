@@ -119,13 +119,14 @@ class _Steps:
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
         """A step's products stay in cache, and the operands of a tile below some tens of megabytes."""
         outputs = max(1, _TILE_PRODUCTS[self.device] // self.step)
-        width = max(64, min(n, 512 if self.device == "cpu" else 4096, (1 << 22) // max(k, 1)))
+        narrowest = 512 if self.device == "cpu" else 4096
+        width = max(64, min(n, max(narrowest, outputs // max(m, 1)), (1 << 23) // max(k, 1)))
         return max(1, min(m, outputs // width)), width
 
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> _Operand:
         """Lay out ``operand`` [rows, K], every chain padded with zeros to whole instructions."""
         fmt = FORMATS[operand.dtype]
-        by_k = operand.t().to(self.layout.float_dtype, memory_format=torch.contiguous_format).contiguous()
+        by_k = operand.to(self.layout.float_dtype).t().contiguous()
         order = _k_order(self.unit, spans, operand.shape[1])
         if order is not None:
             padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
