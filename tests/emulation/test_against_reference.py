@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fp8ref
@@ -12,7 +12,7 @@ from fp8ref.emulation.units import UNITS, TensorCoreUnit
 from reference import exact
 from reference.rationals import FP32, decode, encode
 from reference.strategies import arranged, instructions, products
-from reference.tensors import Product, bits_of, vector
+from reference.tensors import Product, bits_of, from_bits, vector
 
 EXAMPLES = settings().max_examples
 """Of the Hypothesis profile in use; a test that covers more takes a multiple."""
@@ -101,8 +101,17 @@ def test_large_products_equal_the_reference(
         assert bits[i, j] == expected, f"({i}, {j}): {int(bits[i, j]):#x}, the reference {expected:#x}"
 
 
-@settings(max_examples=5 * EXAMPLES)
+SUBNORMAL_C = (
+    from_bits([0x38, 0x38], torch.float8_e4m3fn, 2, 1),
+    from_bits([0x00, 0x80], torch.float8_e4m3fn, 2, 1),
+    from_bits([0x00000007, 0x80000007], torch.float32, 2),
+)
+
+
+@settings(max_examples=10 * EXAMPLES)
 @given(instructions())
+# Significant bits count from the leading bit of a subnormal result: 7 * 2^-149 keeps two of its three.
+@example((*SUBNORMAL_C, TensorCoreUnit("mine", 1, 25, 2, (0,), "alignment", "made up")))
 def test_fused_dot_add_equals_the_reference(
     drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor, TensorCoreUnit],
 ) -> None:
