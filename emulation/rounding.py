@@ -22,9 +22,8 @@ RANDOM_BITS = 62
 """Random bits drawn for each element by stochastic rounding; probabilities are multiples of 2**-62."""
 
 _SOURCE_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-# On a CPU the temporaries should stay in cache; elsewhere they need only stay small beside a large input.
-_NARROW_CHUNK = {"cpu": 1 << 20}
-_EXACT_CHUNK = {"cpu": 1 << 17}
+# torch keeps an operation on this many elements on one thread, and its temporaries in that core's cache.
+_GRAIN = 1 << 15
 _DEVICE_CHUNK = 1 << 24
 
 
@@ -95,11 +94,10 @@ def round_to_fp8(
         source, target = x if x.stride() == codes.stride() else x.clone(), codes
     flat_source = source.as_strided((x.numel(),), (1,))
     flat_target = target.as_strided((x.numel(),), (1,))
+    chunk = _chunk(x.device)
     if rounding == "nearest_even" and x.dtype != torch.float64:
-        chunk = _NARROW_CHUNK.get(x.device.type, _DEVICE_CHUNK)
         _round_nearest_narrow(flat_source, flat_target, fmt, saturate, chunk)
     else:
-        chunk = _EXACT_CHUNK.get(x.device.type, _DEVICE_CHUNK)
         for piece, out in zip(torch.split(flat_source, chunk), torch.split(flat_target, chunk), strict=True):
             out.copy_(_round_exactly(piece, fmt, rounding, saturate, generator))
     if target is not codes:
@@ -164,9 +162,9 @@ def _round_exactly(
     # A power of two from its bits: torch.pow and ldexp are inexact on CUDA.
     per_step = ((1023 + fmt.mantissa_bits - exponent) << 52).view(torch.float64)
     steps = magnitude * per_step
-    whole = steps.floor()
+    whole = steps.to(torch.int64)
     fraction = steps - whole
-    codes = whole.to(torch.int64) + ((exponent - fmt.e_min) << fmt.mantissa_bits)
+    codes = whole + ((exponent - fmt.e_min) << fmt.mantissa_bits)
     if rounding == "nearest_even":
         codes += (fraction > 0.5) | ((fraction == 0.5) & (codes & 1).bool())
     elif rounding == "stochastic":
@@ -180,6 +178,15 @@ def _round_exactly(
         nan |= codes > fmt.max_code
     codes |= value.signbit().to(torch.int64) << 7
     return codes.masked_fill_(nan, fmt.nan_code)
+
+
+def _chunk(device: torch.device) -> int:
+    """Return how many elements to take at a time."""
+    if device.type != "cpu":
+        return _DEVICE_CHUNK
+    # A few threads do no better than one here, and wait for each other at every step on a machine that is busy.
+    threads = torch.get_num_threads()
+    return _GRAIN if threads <= 4 else _GRAIN * threads
 
 
 def _step_at_max(fmt: Fp8Format) -> float:

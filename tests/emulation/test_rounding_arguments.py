@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from fp8ref.emulation.rounding import Rounding, round_to_fp8
+from fp8ref.emulation.rounding import Rounding, _chunk, round_to_fp8
 from reference.fp8_tables import NAN_CODE, TABLES, place, rounded
 from reference.rounding_inputs import SOURCES, boundary_inputs
 
@@ -103,18 +103,25 @@ def test_scalars_and_empty_tensors(shape: tuple[int, ...], source: torch.dtype, 
         assert (raw(result) == 0xBC).all()
 
 
-@pytest.mark.parametrize(("rounding", "chunk"), [("nearest_even", 1 << 20), ("toward_zero", 1 << 17)])
+@pytest.mark.parametrize("threads", [1, 5])
+@pytest.mark.parametrize("rounding", DETERMINISTIC)
 @pytest.mark.parametrize("name", TABLES)
-def test_the_chunks_of_a_large_tensor_join_without_a_seam(name: str, rounding: Rounding, chunk: int) -> None:
+def test_the_chunks_of_a_large_tensor_join_without_a_seam(name: str, rounding: Rounding, threads: int) -> None:
     table = TABLES[name]
     once = boundary_inputs(table, torch.float32)
     # A length that no power of two divides puts each input at another place of each chunk.
-    x = once.repeat(2 * chunk // once.numel() + 1)
-    assert x.numel() > 2 * chunk
+    x = once.repeat(400_000 // once.numel())
     codes = torch.tensor(
         [rounded(place(v, table), table, rounding, saturate=False) for v in once.double().tolist()], dtype=torch.uint8
     )
-    result = raw(round_to_fp8(x, table.dtype, rounding=rounding, saturate=False))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        # More threads take larger chunks: both sizes are shorter than half of x.
+        assert 2 * _chunk(x.device) < x.numel()
+        result = raw(round_to_fp8(x, table.dtype, rounding=rounding, saturate=False))
+    finally:
+        torch.set_num_threads(before)
     assert torch.equal(result, codes.repeat(x.numel() // once.numel()))
 
 
@@ -182,6 +189,6 @@ ONE = torch.tensor(1.0)
 def test_errors_name_the_argument_what_it_got_and_the_fix(
     error: type[Exception], message: str, arguments: dict[str, Any]
 ) -> None:
-    arguments = {"x": ONE, "dtype": E4M3} | arguments
+    call: dict[str, Any] = {"x": ONE, "dtype": E4M3, **arguments}
     with pytest.raises(error, match=message):
-        round_to_fp8(**arguments)
+        round_to_fp8(**call)

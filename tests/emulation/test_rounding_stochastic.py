@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import islice
 
 import numpy as np
 import pytest
@@ -40,14 +41,18 @@ def drawn(count: int, seed: int = 0) -> Tensor:
 def codes_with_randoms(monkeypatch: pytest.MonkeyPatch, x: Tensor, table: Table, randoms: list[int]) -> list[int]:
     """Round not saturating, ``randoms`` taking the place of what the generator would draw."""
 
+    remaining = iter(randoms)
+
     def forced(target: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
         assert (low, high) == (0, 1 << RANDOM_BITS)
         assert generator is None
-        return target.copy_(torch.tensor(randoms))
+        return target.copy_(torch.tensor(list(islice(remaining, target.numel()))))
 
     with monkeypatch.context() as patch:
         patch.setattr(Tensor, "random_", forced)
-        return codes_of(round_to_fp8(x, table.dtype, rounding="stochastic", saturate=False))
+        codes = codes_of(round_to_fp8(x, table.dtype, rounding="stochastic", saturate=False))
+    assert next(remaining, None) is None, "fewer randoms were drawn than there are elements"
+    return codes
 
 
 def is_whole(at: Place) -> bool:
