@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from fp8ref.emulation.specials import finite_part, has_specials, specials_of_pro
 from fp8ref.emulation.units import TensorCoreUnit
 
 Span = tuple[int, int]
+Prepared = TypeVar("Prepared")
 
 _LOWEST = 2.0**-100  # below every power that a chain of FP8 products can hold
 _STRIDE = 8  # powers summed by a matmul are 8 exponents apart, so that three square roots bring them back
@@ -47,7 +49,23 @@ def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span]) -> 
         for tile in tiles(b.t(), a.t(), unit, spans):
             yield Tile(tile.columns, tile.rows, (chain.t() for chain in tile.chains))
         return
-    engine = _engine(a, b, unit)
+    if unit.products_per_step is None:
+        yield from _walk(a, b, _Exact(), spans)
+    else:
+        yield from _walk(a, b, _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type), spans)
+
+
+class _Engine(Protocol[Prepared]):
+    """Computes the chains of a tile from operands that it has laid out to its liking."""
+
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]: ...
+
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Prepared: ...
+
+    def chains(self, a: Prepared, b: Prepared, spans: Sequence[Span]) -> Iterator[Tensor]: ...
+
+
+def _walk(a: Tensor, b: Tensor, engine: _Engine[Prepared], spans: Sequence[Span]) -> Iterator[Tile]:
     special = has_specials(a) or has_specials(b)
     height, width = engine.tile_shape(a.shape[0], b.shape[1], a.shape[1])
     for column in range(0, b.shape[1], width):
@@ -66,12 +84,6 @@ def _with_specials(chains: Iterator[Tensor], a: Tensor, b: Tensor, spans: Sequen
         yield chain + specials_of_product(a[:, start:stop], b[start:stop])
 
 
-def _engine(a: Tensor, b: Tensor, unit: TensorCoreUnit) -> _Exact | _Steps:
-    if unit.products_per_step is None:
-        return _Exact()
-    return _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type)
-
-
 class _Exact:
     """The unit without an instruction: one exact sum a chain."""
 
@@ -79,7 +91,7 @@ class _Exact:
         edge = max(64, (1 << 21) // max(k, 1))
         return max(1, min(m, edge)), max(1, min(n, edge))
 
-    def prepare(self, operand: Tensor, _spans: Sequence[Span]) -> Tensor:
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:  # noqa: ARG002 - as _Steps needs them
         return operand
 
     def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fp8ref.emulation.bits import FP32
 from fp8ref.emulation.checks import check_same_device, check_tensor
@@ -172,17 +173,18 @@ def _absmax(magnitude: Tensor, scaling: Scaling) -> Tensor:
         return magnitude.amax()
     if scaling == "row":
         return magnitude.amax(-1, keepdim=True)
-    along_k = torch.nn.functional.pad(magnitude, (0, -magnitude.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK)).amax(-1)
+    k, rows = magnitude.shape[-1], magnitude.shape[0]
+    along_k = pad(magnitude, (0, -k % BLOCK)).reshape(*magnitude.shape[:-1], blocks(k), BLOCK).amax(-1)
     if scaling == "1x128":
         return along_k
-    return torch.nn.functional.pad(along_k, (0, 0, 0, -along_k.shape[0] % BLOCK)).unflatten(0, (-1, BLOCK)).amax(1)
+    return pad(along_k, (0, 0, 0, -rows % BLOCK)).reshape(blocks(rows), BLOCK, blocks(k)).amax(1)
 
 
 def _given_scale(scale: Tensor | float, x: Tensor, scaling: Scaling) -> Tensor:
     """Check a static scale: fp32, of the exact shape, finite and above zero."""
-    if isinstance(scale, float | int) and not isinstance(scale, bool):
-        scale = torch.tensor(float(scale), dtype=torch.float32, device=x.device)
-    check_tensor(scale, "scale")
+    if isinstance(scale, float):
+        scale = torch.tensor(scale, dtype=torch.float32, device=x.device)
+    scale = check_tensor(scale, "scale")
     if scale.dtype != torch.float32:
         raise TypeError(f"scale: got {scale.dtype}; scales are torch.float32, convert with .float()")
     check_same_device(scale, x, "scale", "x")
