@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fp8ref.emulation.bits import canonical_nan
 from fp8ref.emulation.chain import Span, tiles
-from fp8ref.emulation.checks import check_operands, check_split_k
+from fp8ref.emulation.checks import check_bool, check_operands, check_split_k
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 PROMOTION_K = 128
@@ -52,6 +52,7 @@ def accumulate(
     """
     check_operands(a, b)
     check_split_k(split_k)
+    check_bool(use_fast_accum, "use_fast_accum")
     return run_chains(a, b, unit_of(unit), split_k, promoted=not use_fast_accum)
 
 

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import FP64, canonical_nan, floor_pow2, truncate_significand
+from fp8ref.emulation.checks import check_same_device, check_tensor
 from fp8ref.emulation.exact import exact_dot
-from fp8ref.emulation.formats import Fp8Format, format_of
+from fp8ref.emulation.formats import FORMATS, Fp8Format, format_of
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 _FP32_E_MIN = -126
@@ -27,8 +28,8 @@ def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = 
         fp32 accumulators, [...]. NaN is 0x7FFFFFFF; a zero sum is +0.
 
     Raises:
-        TypeError: ``a`` or ``b`` is not FP8, or ``c`` is not fp32.
-        ValueError: the last dimensions differ or exceed the instruction.
+        TypeError: not a tensor with values; ``a`` or ``b`` is not FP8, or ``c`` is not fp32.
+        ValueError: the last dimensions differ or exceed the instruction; leading ones do not broadcast.
 
     Source: the steps of :mod:`fp8ref.emulation.units`; ``tests/test_shared_golden.py`` replays public hardware
     vectors through this function.
@@ -38,15 +39,8 @@ def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = 
     tensor(32.5000)
     """
     model = unit_of(unit)
-    format_a, format_b = format_of(a.dtype, "a"), format_of(b.dtype, "b")
-    if c.dtype != torch.float32:
-        raise TypeError(f"c: got {c.dtype}; an accumulator is torch.float32")
-    limit = model.instruction_k if model.products_per_step is not None else a.shape[-1]
-    if a.shape[-1] != b.shape[-1] or a.shape[-1] > limit:
-        raise ValueError(
-            f"a, b: got {a.shape[-1]} and {b.shape[-1]} products; give both the same number, "
-            f"at most {limit} for unit {model.name}"
-        )
+    _check_arguments(a, b, c, model)
+    format_a, format_b = FORMATS[a.dtype], FORMATS[b.dtype]
     if model.products_per_step is None:
         return exact_dot(a, b, c)
     order = torch.tensor([k for k in model.k_order if k < a.shape[-1]], device=a.device)
@@ -56,6 +50,32 @@ def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = 
         chosen = order[(slots >= first) & (slots < first + model.products_per_step)]
         accumulator = _step(a[..., chosen], b[..., chosen], accumulator, model, format_a, format_b)
     return accumulator if model.c_enters == "alignment" else canonical_nan(accumulator + c)
+
+
+def _check_arguments(a: object, b: object, c: object, unit: TensorCoreUnit) -> None:
+    x, y, z = (check_tensor(tensor, name) for tensor, name in ((a, "a"), (b, "b"), (c, "c")))
+    for name, operand in (("a", x), ("b", y)):
+        format_of(operand.dtype, name)
+        if operand.dim() < 1:
+            raise ValueError(f"{name}: got shape []; give [..., k]")
+    if z.dtype != torch.float32:
+        raise TypeError(f"c: got {z.dtype}; an accumulator is torch.float32")
+    check_same_device(y, x, "b")
+    check_same_device(z, x, "c")
+    products = x.shape[-1]
+    limit = products if unit.products_per_step is None else unit.instruction_k
+    if products != y.shape[-1] or products > limit:
+        raise ValueError(
+            f"a, b: got {products} and {y.shape[-1]} products; give both the same number, at most {limit} for "
+            f"unit {unit.name}"
+        )
+    try:
+        torch.broadcast_shapes(x.shape[:-1], y.shape[:-1], z.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"a, b, c: got leading dimensions {list(x.shape[:-1])}, {list(y.shape[:-1])} and {list(z.shape)}; "
+            "give shapes that broadcast"
+        ) from None
 
 
 def _step(a: Tensor, b: Tensor, c: Tensor, unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format) -> Tensor:

@@ -16,6 +16,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 
+def check_int(value: object, argument: str, low: int, high: int) -> None:
+    """Raise unless ``value`` is an int (not a bool) from ``low`` to ``high``."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{argument}: got {value!r}; give an int from {low} to {high}")
+    if not low <= value <= high:
+        raise ValueError(f"{argument}: got {value!r}; give an int from {low} to {high}")
+
+
 @dataclass(frozen=True)
 class TensorCoreUnit:
     """How a tensor-core unit adds products.
@@ -49,17 +57,16 @@ class TensorCoreUnit:
         steps = self.products_per_step
         if steps is None:
             return
-        if not 1 <= steps <= 64:
-            raise ValueError(f"products_per_step: got {steps}; give 1 to 64, or None for an exact sum")
-        if sorted(self.k_order) != list(range(len(self.k_order))) or len(self.k_order) % steps or not self.k_order:
+        check_int(steps, "products_per_step", 1, 64)
+        check_int(self.fraction_bits, "fraction_bits", 1, 40)
+        check_int(self.significant_bits, "significant_bits", 1, 24)
+        order = self.k_order
+        whole = isinstance(order, tuple) and all(type(k) is int for k in order)
+        if not whole or not order or sorted(order) != list(range(len(order))) or len(order) % steps:
             raise ValueError(
-                f"k_order: got {self.k_order}; give a permutation of range(n) with n a positive multiple "
-                f"of products_per_step={steps}"
+                f"k_order: got {order!r}; give a tuple that permutes range(n), n a positive multiple of "
+                f"products_per_step={steps}"
             )
-        if not 1 <= self.fraction_bits <= 40:
-            raise ValueError(f"fraction_bits: got {self.fraction_bits}; give 1 to 40")
-        if not 1 <= self.significant_bits <= 24:
-            raise ValueError(f"significant_bits: got {self.significant_bits}; give 1 to 24 (the result is fp32)")
         if self.c_enters not in ("alignment", "after"):
             raise ValueError(f'c_enters: got {self.c_enters!r}; give "alignment" or "after"')
 
