@@ -85,7 +85,7 @@ def round_to_fp8(
     """
     _check_arguments(x, dtype, rounding, saturate, generator)
     fmt = FORMATS[dtype]
-    x = x.detach().resolve_neg()
+    x = x.detach()
     codes = torch.empty_like(x, dtype=torch.uint8)
     if rounding == "stochastic":
         # Row-major, not memory order: a transposed view must meet the same random bits as its copy.

@@ -40,7 +40,6 @@ def drawn(count: int, seed: int = 0) -> Tensor:
 
 def codes_with_randoms(monkeypatch: pytest.MonkeyPatch, x: Tensor, table: Table, randoms: list[int]) -> list[int]:
     """Round not saturating, ``randoms`` taking the place of what the generator would draw."""
-
     remaining = iter(randoms)
 
     def forced(target: Tensor, low: int, high: int, *, generator: torch.Generator | None) -> Tensor:
