@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import FP32, FP64, floor_pow2, truncate_significand
+from fp8ref.emulation.decode import POWER, decode
 from fp8ref.emulation.exact import exact_matmul
 from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
 from fp8ref.emulation.specials import finite_part, has_specials, specials_of_product
@@ -25,7 +26,6 @@ Span = tuple[int, int]
 Prepared = TypeVar("Prepared")
 
 _LOWEST = 2.0**-100  # below every power that a chain of FP8 products can hold
-_STRIDE = 8  # powers summed by a matmul are 8 exponents apart, so that three square roots bring them back
 _TILE_PRODUCTS = {"cpu": 1 << 18, "cuda": 1 << 25}
 _PEAKS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
@@ -103,7 +103,6 @@ class _Exact:
 class _Operand:
     """FP8 values laid out by step, [steps, L, rows], in the type that a step computes in; and their exponents."""
 
-    fmt: Fp8Format
     values: Tensor
     powers: Tensor
 
@@ -138,26 +137,18 @@ class _Steps:
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> _Operand:
         """Lay out ``operand`` [rows, K], every chain padded with zeros to whole instructions."""
         fmt = FORMATS[operand.dtype]
-        by_k = operand.to(self.layout.float_dtype).t().contiguous()
+        by_k = operand.view(torch.uint8).t().contiguous()
         order = _k_order(self.unit, spans, operand.shape[1])
         if order is not None:
             padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
             by_k = padded.index_select(0, order.to(by_k.device))
-        values = by_k.view(-1, self.step, by_k.shape[1])
-        return _Operand(fmt, values, self._powers_of(values, fmt))
-
-    def _powers_of(self, values: Tensor, fmt: Fp8Format) -> Tensor:
-        """``2 ** (8 * e)`` of each value, 0 for zero."""
-        layout = self.powers
-        wide = values.to(layout.float_dtype)
-        field = (wide.view(layout.int_dtype) & layout.exponent_mask) >> layout.mantissa_bits
-        field.clamp_(min=layout.bias + fmt.e_min).sub_(layout.bias).mul_(_STRIDE).add_(layout.bias)
-        field.bitwise_left_shift_(layout.mantissa_bits)
-        return field.view(layout.float_dtype).masked_fill_(wide == 0, 0.0)
+        codes = by_k.view(-1, self.step, by_k.shape[1])
+        return _Operand(*decode(codes, fmt, self.layout, self.powers))
 
     def _peaks(self, a: Tensor, b: Tensor) -> Tensor:
         """The bits of ``2 ** emax`` over each step's products, [steps, M, N]; of a tiny power where all are zero."""
-        sums = torch.bmm(a.transpose(1, 2) * 2.0 ** (_STRIDE * self.offset), b)
+        sums = torch.bmm(a.transpose(1, 2) * 2.0 ** (POWER * self.offset), b)
+        assert POWER == 8, "three square roots"
         root = sums.sqrt_().sqrt_().sqrt_()
         powers = floor_pow2(root, self.powers).to(self.layout.float_dtype)
         return powers.mul_(2.0**-self.offset).clamp_(min=_LOWEST).view(self.layout.int_dtype)

@@ -8,10 +8,13 @@ from torch import Tensor
 from fp8ref.emulation.formats import FORMATS
 
 
-def _special(x: Tensor) -> Tensor:
+def _smallest_special(x: Tensor) -> int:
     fmt = FORMATS[x.dtype]
-    smallest = fmt.nan_code if fmt.inf_code is None else fmt.inf_code
-    return (x.view(torch.uint8) & 0x7F) >= smallest
+    return fmt.nan_code if fmt.inf_code is None else fmt.inf_code
+
+
+def _magnitude(x: Tensor) -> Tensor:
+    return x.view(torch.uint8) & 0x7F
 
 
 def has_specials(x: Tensor) -> bool:
@@ -20,12 +23,12 @@ def has_specials(x: Tensor) -> bool:
     >>> has_specials(torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn))
     True
     """
-    return bool(_special(x).any())
+    return x.numel() > 0 and int(_magnitude(x).max()) >= _smallest_special(x)
 
 
 def finite_part(x: Tensor) -> Tensor:
     """``x`` with +0 in place of every Inf and NaN; same shape, FP8."""
-    return x.view(torch.uint8).masked_fill(_special(x), 0).view(x.dtype)
+    return x.view(torch.uint8).masked_fill(_magnitude(x) >= _smallest_special(x), 0).view(x.dtype)
 
 
 def specials_of_product(a: Tensor, b: Tensor) -> Tensor:
