@@ -68,10 +68,9 @@ def format_of(dtype: torch.dtype, argument: str = "dtype") -> Fp8Format:
     >>> format_of(torch.float8_e5m2).name
     'e5m2'
     """
-    try:
-        return FORMATS[dtype]
-    except KeyError:
+    if not isinstance(dtype, torch.dtype) or dtype not in FORMATS:
         raise TypeError(
             f"{argument}: got {dtype}, but FP8 means torch.float8_e4m3fn or torch.float8_e5m2; "
             "convert it with fp8ref.quantize or fp8ref.round_to_fp8 first"
-        ) from None
+        )
+    return FORMATS[dtype]

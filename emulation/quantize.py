@@ -107,14 +107,14 @@ def quantize(
             raise ValueError(f"scale_format: got {scale_format!r} beside a given scale; round the scale yourself")
         scales = _given_scale(scale, x, scaling)
     quotient = wide / expand_scale(scales, scaling, wide.shape).to(wide.dtype)
-    codes = round_to_fp8(quotient, dtype).contiguous()
+    codes = round_to_fp8(quotient, dtype)
     infinite = x.isinf()
     if fmt.inf_code is None:
         bits = codes.view(torch.uint8).masked_fill(infinite, fmt.nan_code)
     else:
         inf = torch.where(x < 0, fmt.inf_code | 0x80, fmt.inf_code).to(torch.uint8)
         bits = torch.where(infinite, inf, codes.view(torch.uint8))
-    return ScaledTensor(bits.view(dtype), scales, scaling)
+    return ScaledTensor(bits.contiguous().view(dtype), scales, scaling)
 
 
 def dequantize(q: ScaledTensor, dtype: torch.dtype = torch.float32) -> Tensor:
