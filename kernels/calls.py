@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8ref.kernels.launch import Runner, address, current_stream
+from fp8ref.kernels import launch
+from fp8ref.kernels.launch import Runner, addresser, carver, contiguous_strides, current_stream
 from fp8ref.kernels.pack import PackedWeight
 from fp8ref.kernels.plan import Plan
 from fp8ref.kernels.product import Operands, Product, prepare_product
@@ -64,9 +65,7 @@ class Request:
         blocks = -(-k // 128)
         strides = (1, 0, 1, 0) if w.scaling == "row" else (blocks, 1, blocks, 1)
         w_aligned = w.codes.data_ptr() % 16 == 0
-        operands = Operands(
-            m, w.n, row, (row, 1), (row, 1), strides, _E4M3, w.codes.dtype, w.scaling, True, w_aligned, w_aligned
-        )
+        operands = Operands(m, w.n, row, (row, 1), (row, 1), strides, _E4M3, w.codes.dtype, w.scaling, True, w_aligned)
         return prepare_product(
             operands,
             self.plan,
@@ -76,6 +75,7 @@ class Request:
             bias=None if bias is None else bias.dtype,
             bias_aligned=bias is None or bias.data_ptr() % 16 == 0,
             out_dtype=self.out_dtype,
+            after_ours=True,
         )
 
 
@@ -100,28 +100,27 @@ def triton_call(request: Request) -> Call:
     product = request.product()
     multiply = product.run
     quantise = request.quantiser(product.counters)
+    at = addresser()
     at_scales = _round_up(m * request.w.codes.shape[1])
     at_counters = at_scales + _round_up(4 * m * (-(-k // 128) if blockwise else 1))
     at_parts = at_counters + _round_up(4 * product.counters)
     nbytes = max(1, at_parts + product.part_nbytes)
+    carve = carver((0, at_scales, at_counters, at_parts), (_E4M3, torch.float32, torch.int32, torch.float32))
+    strides, index = contiguous_strides(shape), device.index
 
     def call(x: Tensor, w: PackedWeight, bias: Tensor | None, input_scale: Tensor | None) -> Tensor:
         if flatten:
             x = x.reshape(m, k)
-        out = torch.empty(shape, dtype=out_dtype, device=device)
-        scratch = torch.empty(nbytes, dtype=torch.uint8, device=device)
-        stream = current_stream(device)
-        codes = address(scratch, 0, _E4M3)
-        scales = address(scratch, at_scales, torch.float32)
-        counters = address(scratch, at_counters, torch.int32)
-        parts = address(scratch, at_parts, torch.float32)
+        out = launch.empty(shape, strides, out_dtype)
+        codes, scales, counters, parts = carve(launch.empty((nbytes,), (1,), torch.uint8))
+        stream = current_stream(index)
         if blockwise:
-            quantise(address(x), codes, scales, counters, stream=stream)
+            quantise(at(x), codes, scales, counters, stream=stream)
         else:
-            given = scales if input_scale is None else address(input_scale)
-            quantise(address(x), codes, scales, given, counters, stream=stream)
-        added = scales if bias is None else address(bias)
-        multiply(codes, address(w.codes), scales, address(w.scale), added, address(out), parts, counters, stream=stream)
+            given = scales if input_scale is None else at(input_scale)
+            quantise(at(x), codes, scales, given, counters, stream=stream)
+        added = scales if bias is None else at(bias)
+        multiply(codes, at(w.codes), scales, at(w.scale), added, at(out), parts, counters, stream=stream)
         return out
 
     return call
@@ -133,15 +132,16 @@ def library_call(request: Request) -> Call:
     shape, out_dtype, use_fast_accum = request.shape, request.out_dtype, request.use_fast_accum
     row = request.w.codes.shape[1]
     quantise = request.quantiser(0)
+    at, index = addresser(), device.index
 
     def call(x: Tensor, w: PackedWeight, bias: Tensor | None, input_scale: Tensor | None) -> Tensor:
         if flatten:
             x = x.reshape(m, k)
-        codes = torch.empty(m, row, dtype=_E4M3, device=device)
-        scales = torch.empty(m, 1, dtype=torch.float32, device=device)
-        at_scales = address(scales)
-        given = at_scales if input_scale is None else address(input_scale)
-        quantise(address(x), address(codes), at_scales, given, at_scales, stream=current_stream(device))
+        codes = launch.empty((m, row), (row, 1), _E4M3)
+        scales = launch.empty((m, 1), (1, 1), torch.float32)
+        at_scales = at(scales)
+        given = at_scales if input_scale is None else at(input_scale)
+        quantise(at(x), at(codes), at_scales, given, at_scales, stream=current_stream(index))
         out: Tensor = torch._scaled_mm(  # noqa: SLF001 - torch's documented name for this product
             codes, w.codes.t(), scales, w.scale.view(1, -1), bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum
         )

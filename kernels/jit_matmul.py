@@ -18,22 +18,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 """Triton's decorator, typed: what it returns is launched as ``kernel[grid](...)``."""
 
-
-@jit
-def prefetch_rows(w_ptr, first_row, N, stride_wn, k_begin, ROWS: tl.constexpr, BYTES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Ask L2 for the first BYTES of each weight row of this program; returns at once and cannot fault."""
-    lane = tl.arange(0, ROWS * (BYTES // 256))
-    k = k_begin + (lane // ROWS) * 256
-    address = w_ptr + tl.minimum(first_row + lane % ROWS, N - 1).to(tl.int64) * stride_wn + k
-    inside = (k + 256 <= stride_wn).to(tl.int32)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.s32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 256; mov.u32 $0, 0; }",
-        "=r,l,r",
-        [address.to(tl.uint64), inside],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
+# Sizes that no load's width depends on: one compiled kernel serves them all.
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit(
+    do_not_specialize=["M", "N", "part_tiles", "stride_sxm", "stride_sxk", "stride_swn", "stride_swk"]
+)
 
 
 @jit
@@ -97,57 +85,56 @@ def join_parts(  # type: ignore[no-untyped-def]
 
 @jit
 def store_cell(  # type: ignore[no-untyped-def]
-    acc, sx_ptr, sw_ptr, bias_ptr, out_ptr, offs_m, offs_n, in_m, in_n, N,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr,
-):  # fmt: skip
+    acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND: tl.constexpr, HAS_BIAS: tl.constexpr
+):
     """Scales, bias and output rounding, each with a rounding of its own, in the oracle's order."""
-    if KIND == "tensor" or KIND == "row":  # noqa: PLR1714 - Triton compiles no `in`
-        sw = tl.load(sw_ptr, mask=in_n, other=0.0)
-        sx = tl.load(sx_ptr, mask=in_m, other=0.0)
-        if KIND == "tensor":
-            acc = acc * (sx[None, :] * sw[:, None])
-        else:
-            acc = (acc * sw[:, None]) * sx[None, :]
+    if KIND == "tensor":
+        acc = acc * (sx[None, :] * sw[:, None])
+    elif KIND == "row":
+        acc = (acc * sw[:, None]) * sx[None, :]
     if HAS_BIAS:
-        acc = acc + tl.load(bias_ptr + offs_n, mask=in_n, other=0.0).to(tl.float32)[:, None]
+        acc = acc + bias[:, None]
     out = out_ptr + offs_m.to(tl.int64)[None, :] * N + offs_n[:, None]
     tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
 
 
-@jit
+@kernel
 def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     x_ptr, w_ptr, sx_ptr, sw_ptr, bias_ptr, out_ptr, part_ptr, count_ptr,
     M, N, K, stride_xm, stride_xk, stride_wn, stride_wk, stride_sxm, stride_sxk, stride_swn, stride_swk, part_tiles,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    PREFETCH: tl.constexpr, KIND: tl.constexpr, ACCURATE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    WIDE: tl.constexpr, WGMMA: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, ACCURATE: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr, WIDE: tl.constexpr,
+    WGMMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute out[M, N] = epilogue(x[M, K] @ w[N, K]^T); one program a cell of the output and part of K."""
     part, cell, n_cell, m_cell = find_cell(M, N, BLOCK_M, BLOCK_N, GROUP)
     k_begin = part * part_tiles * 128
-    if PREFETCH > 0:
-        prefetch_rows(w_ptr, n_cell * BLOCK_N, N, stride_wn, k_begin, BLOCK_N, PREFETCH)
     if PDL:
         gdc_launch_dependents()
     offs_n = n_cell * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_m = m_cell * BLOCK_M + tl.arange(0, BLOCK_M)
     in_n = offs_n < N
     in_m = offs_m < M
+    AT_END: tl.constexpr = KIND == "tensor" or KIND == "row"  # noqa: PLR1714 - Triton compiles no `in`
     # Rows past the end are read as the last row, which needs no mask, and never stored.
     row_n = tl.minimum(offs_n, N - 1).to(tl.int64)
+    left = tl.minimum(part_tiles * 128, K - k_begin)
+    # Of no use before the last step, but on its way from memory since before the first.
+    sw_ptr += (row_n // 128 if KIND == "128x128" else row_n) * stride_swn
+    sw = tl.load(sw_ptr) if AT_END else in_n
+    bias = tl.load(bias_ptr + row_n).to(tl.float32) if HAS_BIAS else sw
+    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
+    if PDL:
+        gdc_wait()
+    sx_ptr += offs_m.to(tl.int64) * stride_sxm
+    sx = tl.load(sx_ptr, mask=in_m, other=0.0) if AT_END else in_m
     offs_k = tl.arange(0, BLOCK_K)
     step_k = k_begin + offs_k
     if WIDE:
         step_k = step_k.to(tl.int64)
     w_ptrs = w_ptr + row_n[:, None] * stride_wn + step_k[None, :] * stride_wk
     x_ptrs = x_ptr + offs_m.to(tl.int64)[None, :] * stride_xm + step_k[:, None] * stride_xk
-    sx_ptr += offs_m.to(tl.int64) * stride_sxm
-    sw_ptr += (row_n // 128 if KIND == "128x128" else row_n) * stride_swn
-    acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
-    steps = tl.cdiv(tl.minimum(part_tiles * 128, K - k_begin), BLOCK_K)
-    if PDL:
-        gdc_wait()
-    for i in tl.range(0, steps):
+    for i in tl.range(0, tl.cdiv(left, BLOCK_K)):
         if EVEN_K:
             w = tl.load(w_ptrs)
             x = tl.load(x_ptrs, mask=in_m[None, :], other=0.0)
@@ -163,4 +150,4 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     if SPLIT > 1:
         acc, last = join_parts(acc, part_ptr, count_ptr, cell, part, in_m, SPLIT, BLOCK_M, BLOCK_N)
     if last:
-        store_cell(acc, sx_ptr, sw_ptr, bias_ptr, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS)
+        store_cell(acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS)

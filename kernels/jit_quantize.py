@@ -16,6 +16,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
 """Triton's decorator, typed: what it returns is launched as ``kernel[grid](...)``."""
 
+# The number of counters: no load's width depends on it.
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n_count"])
+
 
 @jit
 def exact_quotient(x, scale):  # type: ignore[no-untyped-def]
@@ -66,16 +69,16 @@ def clear_counters(count_ptr, n_count):  # type: ignore[no-untyped-def]
         tl.store(count_ptr + offsets, tl.zeros([1024], dtype=tl.int32), mask=offsets < n_count)
 
 
-@jit
+@kernel
 def clear_kernel(count_ptr, n_count, PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Zero counters where no quantiser runs before the product."""
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     clear_counters(count_ptr, n_count)
 
 
-@jit
+@kernel
 def quantize_rows_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,
@@ -98,9 +101,9 @@ def quantize_rows_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
-        # The product may start fetching weights now; its own wait holds it until this kernel has ended.
-        gdc_launch_dependents()
+        # In this order whatever ran before, a kernel that made the weights say, has ended when the product begins.
         gdc_wait()
+        gdc_launch_dependents()
     x_row = x_ptr + row.to(tl.int64) * stride_xm
     wide = tl.arange(0, BLOCK)
     part = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -127,7 +130,7 @@ def quantize_rows_kernel(  # type: ignore[no-untyped-def]
             clear_counters(count_ptr, n_count)
 
 
-@jit
+@kernel
 def quantize_blocks_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,
@@ -146,8 +149,8 @@ def quantize_blocks_kernel(  # type: ignore[no-untyped-def]
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
-        gdc_launch_dependents()
         gdc_wait()
+        gdc_launch_dependents()
     block = chunk * BLOCKS + tl.arange(0, BLOCKS)
     k = block[:, None] * 128 + tl.arange(0, 128)[None, :]
     if WIDE:

@@ -1,4 +1,4 @@
-"""Compiling a kernel once per specialisation and launching it with little Python: about 4 us instead of 15."""
+"""Compiling a kernel once per specialisation, and launching it with little Python."""
 
 from __future__ import annotations
 
@@ -34,14 +34,58 @@ class Pointer:
         return 0
 
 
-def address(tensor: Tensor, offset: int = 0, dtype: torch.dtype | None = None) -> Address:
-    """Return what a kernel takes for ``tensor`` moved by ``offset`` bytes and read as ``dtype``."""
+def addresser() -> Callable[[Tensor], Address]:
+    """Return what turns a tensor into what a kernel takes for it."""
+    return (lambda tensor: tensor) if interpreting() else Tensor.data_ptr
+
+
+def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the strides of a contiguous tensor.
+
+    >>> contiguous_strides((2, 3, 4))
+    (12, 4, 1)
+    """
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
+
+
+def _empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    device = "cpu" if interpreting() else "cuda"
+    return torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+empty: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor] = _empty
+"""Allocates on the current device. Where torch has it, the allocation of its compiler: 1 us instead of 4."""
+if not interpreting() and hasattr(torch._C._dynamo.guards, "_empty_strided_cuda"):  # noqa: SLF001
+    empty = torch._C._dynamo.guards._empty_strided_cuda  # noqa: SLF001
+
+Carve = Callable[[Tensor], tuple[Address, ...]]
+"""Gives the places of buffers inside one allocation of bytes."""
+
+
+def carver(offsets: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> Carve:
+    """Return what cuts an allocation of uint8 at ``offsets``, multiples of 16."""
     if not interpreting():
-        return tensor.data_ptr() + offset
-    if dtype is None:
-        return tensor
-    flat = tensor.view(torch.uint8)[offset:]
-    return flat[: flat.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+
+        def addresses(scratch: Tensor) -> tuple[Address, ...]:
+            base = scratch.data_ptr()
+            return tuple([base + offset for offset in offsets])
+
+        return addresses
+
+    def views(scratch: Tensor) -> tuple[Address, ...]:
+        ends = (*offsets[1:], scratch.numel())
+        pieces = (scratch[start:end] for start, end in zip(offsets, ends, strict=True))
+        return tuple(
+            piece[: piece.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
+            for piece, dtype in zip(pieces, dtypes, strict=True)
+        )
+
+    return views
 
 
 def compile_runner(
@@ -66,17 +110,20 @@ def compile_runner(
 
         return interpret
     compiled = kernel.warmup(*pointers, *integers, grid=grid, **constants, **options)
-    launcher = compiled[(*grid, 1, 1)[:3]]
+    x, y, z = (*grid, 1, 1)[:3]
+    compiled[x, y, z]  # loads the binary
+    launch, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     tail = (*integers, *constants.values())
 
     def run(*addresses: Address, stream: int) -> None:
-        launcher(*addresses, *tail, stream=stream)
+        # The three None are Triton's launch hooks, which a profiler of Triton's own would set.
+        launch(x, y, z, stream, function, metadata, None, None, None, *addresses, *tail)
 
     return run
 
 
-def current_stream(device: torch.device) -> int:
-    """Return the raw handle of the current stream of ``device``; 0 under the interpreter."""
-    if device.type != "cuda":
+def current_stream(index: int | None) -> int:
+    """Return the raw handle of the current stream of the GPU with this index; 0 under the interpreter."""
+    if index is None:
         return 0
-    return int(torch._C._cuda_getCurrentRawStream(device.index))  # noqa: SLF001 - torch.cuda.current_stream costs 1 us
+    return int(torch._C._cuda_getCurrentRawStream(index))  # noqa: SLF001 - torch.cuda.current_stream costs 1 us

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Literal
 
 import torch
@@ -70,21 +71,20 @@ def scaled_linear(
         return out
     if backend != "auto" or not isinstance(x, Tensor) or not isinstance(w, PackedWeight):
         return _emulated(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
-    where = x.data_ptr() | w.codes.data_ptr()
     key = (
-        x.shape, x.stride(), x.dtype, x.device, w.n, w.k, w.scaling, w.codes.dtype, w.codes.device, use_fast_accum,
-        out_dtype, batch_invariant, input_scale is None, where % 16, x.requires_grad and torch.is_grad_enabled(),
-        None if input_scale is None else (input_scale.dtype, input_scale.device, input_scale.shape),
-        None if bias is None else (bias.dtype, bias.device, bias.shape, bias.stride(), bias.data_ptr() % 16),
+        x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16, w.signature, use_fast_accum, out_dtype,
+        batch_invariant, x.requires_grad and torch.is_grad_enabled(),
+        None if input_scale is None else (input_scale.dtype, input_scale.get_device(), input_scale.shape),
+        None if bias is None else (bias.dtype, bias.get_device(), bias.shape, bias.stride(), bias.data_ptr() % 16),
     )  # fmt: skip
     call = _PREPARED.get(key)
     if call is None:
         check_arguments(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
         check_placement(x, {"w": w.codes, "bias": bias, "input_scale": input_scale})
-        with torch.cuda.device(x.device) if x.is_cuda else torch.no_grad():
+        with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
             call = _prepare(x, w, bias, input_scale, use_fast_accum, out_dtype or x.dtype, batch_invariant)
         _PREPARED[key] = call
-    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+    if x.is_cuda and x.get_device() != torch._C._cuda_getDevice():  # noqa: SLF001 - torch.cuda's costs 1 us
         with torch.cuda.device(x.device):
             return call(x, w, bias, input_scale)
     return call(x, w, bias, input_scale)

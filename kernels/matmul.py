@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import lru_cache
 
 import torch
@@ -11,10 +12,11 @@ from fp8ref.emulation.checks import check_bias, check_bool, check_operands, chec
 from fp8ref.emulation.matmul import _unpack, emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.scales import Scaling, resolve_pair
+from fp8ref.kernels import launch
 from fp8ref.kernels.device import check_placement
-from fp8ref.kernels.launch import Pointer, Runner, address, compile_runner, current_stream
+from fp8ref.kernels.launch import Pointer, Runner, addresser, carver, compile_runner, current_stream
 from fp8ref.kernels.linear import Backend
-from fp8ref.kernels.plan import Plan, choose
+from fp8ref.kernels.plan import Plan, choose, parts_of
 from fp8ref.kernels.product import Operands, Product, gpu_name, prepare_product
 from fp8ref.kernels.quantize import uses_pdl
 
@@ -74,11 +76,11 @@ def scaled_matmul(
     if kinds[0] == "1x128" and use_fast_accum:
         raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
     unit = check_placement(a, {"b": b, "scale_a": left, "scale_b": right, "bias": bias})
-    out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
-    if out.numel():
-        bias = None if bias is None else bias.contiguous()
-        operands = operands_of(a, b.t(), left, right, kinds)
-        with torch.cuda.device(a.device) if a.is_cuda else torch.no_grad():
+    with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
+        out = launch.empty((a.shape[0], b.shape[1]), (b.shape[1], 1), out_dtype)
+        if out.numel():
+            bias = None if bias is None else bias.contiguous()
+            operands = operands_of(a, b.t(), left, right, kinds)
             _run(operands, a, b, left, right, bias, out, unit, use_fast_accum, split_k)
     return out
 
@@ -92,11 +94,9 @@ def operands_of(a: Tensor, w: Tensor, left: Tensor, right: Tensor, kinds: tuple[
         strides = (left.stride(0), 0, right.stride(1), 0)
     else:
         strides = (left.stride(0), left.stride(1), right.stride(1), right.stride(0))
-    aligned = w.data_ptr() % 16 == 0
-    packed = aligned and w.stride() == (k, 1) and k % 16 == 0
     return Operands(
         m, n, k, (a.stride(0), a.stride(1)), (w.stride(0), w.stride(1)), strides, a.dtype, w.dtype, kinds[1],
-        a.data_ptr() % 16 == 0, aligned, packed,
+        a.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
     )  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def _prepared(
     plan = Plan("triton", split_k, plan.tile)
     product = prepare_product(
         operands, plan, unit, device, use_fast_accum=use_fast_accum, bias=None if bias is None else bias[0],
-        bias_aligned=bias is None or bias[1], out_dtype=out_dtype,
+        bias_aligned=bias is None or bias[1], out_dtype=out_dtype, after_ours=parts_of(operands.k, split_k)[1] > 1,
     )  # fmt: skip
     clear = _prepare_clear(product.counters, device) if product.counters else None
     return product, clear
@@ -143,13 +143,10 @@ def _run(
     key = None if bias is None else (bias.dtype, bias.data_ptr() % 16 == 0)
     product, clear = _prepared(operands, unit, a.device, use_fast_accum, split_k, key, out.dtype)
     at_parts = -(-4 * product.counters // 256) * 256
-    scratch = torch.empty(max(1, at_parts + product.part_nbytes), dtype=torch.uint8, device=a.device)
-    stream = current_stream(a.device)
-    counters = address(scratch, 0, torch.int32)
+    scratch = launch.empty((max(1, at_parts + product.part_nbytes),), (1,), torch.uint8)
+    stream, at = current_stream(a.device.index), addresser()
+    counters, parts = carver((0, at_parts), (torch.int32, torch.float32))(scratch)
     if clear is not None:
         clear(counters, stream=stream)
-    added = address(left if bias is None else bias)
-    parts = address(scratch, at_parts, torch.float32)
-    product.run(
-        address(a), address(b.t()), address(left), address(right), added, address(out), parts, counters, stream=stream
-    )
+    added = at(left if bias is None else bias)
+    product.run(at(a), at(b.t()), at(left), at(right), added, at(out), parts, counters, stream=stream)

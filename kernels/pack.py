@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -33,6 +34,20 @@ class PackedWeight:
     scaling: Scaling
     n: int
     k: int
+
+    @cached_property
+    def signature(self) -> tuple[object, ...]:
+        """What a compiled kernel depends on: hashable, and the same for every weight of one kind and size."""
+        index = self.codes.get_device()
+        return (
+            self.n,
+            self.k,
+            self.scaling,
+            self.codes.dtype,
+            index,
+            self.codes.data_ptr() % 16,
+            self.scale.get_device(),
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -28,7 +29,6 @@ class Tile:
         block_k: K of one step, 128 or more.
         stages: depth of the load pipeline.
         warps: warps of one program.
-        prefetch: bytes of each weight row asked into L2 before the activations are ready.
         group: cells along N that neighbouring programs share.
     """
 
@@ -37,7 +37,6 @@ class Tile:
     block_k: int = 128
     stages: int = 8
     warps: int = 4
-    prefetch: int = 512
     group: int = 1
 
 
@@ -102,7 +101,7 @@ def rule_tile(m: int) -> Tile:
         return Tile(block_m=64, stages=5)
     if bucket == 128:
         return Tile(block_m=128, stages=4, group=8)
-    return Tile(block_m=128, block_n=128, stages=4, warps=8, prefetch=0, group=8)
+    return Tile(block_m=128, block_n=128, stages=4, warps=8, group=8)
 
 
 def library_can(n: int, k: int, m: int) -> bool:
@@ -118,10 +117,15 @@ def library_can(n: int, k: int, m: int) -> bool:
 
 @lru_cache(maxsize=1)
 def _shipped() -> dict[str, dict[tuple[int, int, int], dict[str, Any]]]:
+    """Read the tuning files that ship with the package, then the user's own: by GPU, then by (N, K, bucket)."""
     found: dict[str, dict[tuple[int, int, int], dict[str, Any]]] = {}
-    for entry in sorted((Path(__file__).parent / "tuning").glob("*.json")):
-        table = json.loads(entry.read_text())
-        found[table["device"]] = {(row["n"], row["k"], row["m"]): row for row in table["entries"]}
+    files = sorted((Path(__file__).parent / "tuning").glob("*.json"))
+    if "FP8REF_TUNING" in os.environ:
+        files.append(Path(os.environ["FP8REF_TUNING"]))
+    for file in files:
+        table = json.loads(file.read_text())
+        rows = {(row["n"], row["k"], row["m"]): row for row in table["entries"]}
+        found.setdefault(table["device"], {}).update(rows)
     return found
 
 

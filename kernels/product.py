@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,8 +32,6 @@ class Operands:
     kind: str
     x_aligned: bool = True
     w_aligned: bool = True
-    packed: bool = False
-    """Whether rows of w are contiguous, aligned and padded, so that they may be prefetched in pieces."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ def tile_for(unit: str, plan: Plan, kind: str) -> Tile:
     tile = plan.tile
     if kind in ("1x128", "128x128") or unit == "sm89":
         stages = min(tile.stages, 3) if unit == "sm89" else tile.stages
-        tile = Tile(tile.block_m, tile.block_n, PART, stages, tile.warps, tile.prefetch, tile.group)
+        tile = replace(tile, block_k=PART, stages=stages)
     return tile
 
 
@@ -82,15 +80,20 @@ def prepare_product(
     bias: torch.dtype | None,
     bias_aligned: bool,
     out_dtype: torch.dtype,
+    after_ours: bool,
 ) -> Product:
-    """Compile the product that ``plan`` describes for these operands on the current device."""
+    """Compile the product that ``plan`` describes for these operands on the current device.
+
+    ``after_ours``: one of our own kernels runs right before it. Only then may it start early: that kernel has waited
+    for all that ran before, so scales and bias are there to be read; behind a kernel of others they might not be.
+    """
     from fp8ref.kernels import jit_matmul
 
     o, tile = operands, tile_for(unit, plan, operands.kind)
     part_tiles, split = parts_of(o.k, plan.split_k)
     counters, part_nbytes = workspace_of(tile, split, o.m, o.n)
     cells = -(-o.m // tile.block_m) * -(-o.n // tile.block_n)
-    pdl = uses_pdl(device)
+    pdl = after_ours and uses_pdl(device)
     wide = max(o.x_strides[1], o.w_strides[1]) * (o.k + tile.block_k) >= _INT32
     pointers = (
         Pointer(o.x_dtype, o.x_aligned),
@@ -108,7 +111,6 @@ def prepare_product(
         "BLOCK_K": tile.block_k,
         "SPLIT": split,
         "GROUP": tile.group,
-        "PREFETCH": tile.prefetch if o.packed and pdl else 0,
         "KIND": o.kind,
         "ACCURATE": not use_fast_accum,
         "HAS_BIAS": bias is not None,

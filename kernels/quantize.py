@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp8ref.emulation.quantize import ScaledTensor
+from fp8ref.kernels import launch
 from fp8ref.kernels.device import capability_of, interpreting, unit_of_device
-from fp8ref.kernels.launch import Pointer, Runner, address, compile_runner, current_stream
+from fp8ref.kernels.launch import Pointer, Runner, addresser, compile_runner, current_stream
 
 _PROGRAMS = 132
 _LONGEST_ROW = 16384
@@ -93,15 +95,22 @@ def quantize_rows(x: Tensor, *, blockwise: bool = False, scale: Tensor | None = 
     """
     unit_of_device(x.device)
     m, k = x.shape
-    codes = torch.empty(m, k, dtype=torch.float8_e4m3fn, device=x.device)
-    scales = torch.empty(m, -(-k // 128) if blockwise else 1, dtype=torch.float32, device=x.device)
+    groups = -(-k // 128) if blockwise else 1
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        return _quantize_rows(x, m, k, groups, blockwise, scale)
+
+
+def _quantize_rows(x: Tensor, m: int, k: int, groups: int, blockwise: bool, scale: Tensor | None) -> ScaledTensor:
+    codes = launch.empty((m, k), (k, 1), torch.float8_e4m3fn)
+    scales = launch.empty((m, groups), (groups, 1), torch.float32)
     if m and k:
         aligned = x.data_ptr() % 16 == 0
         run = prepare_quantiser(x, k, 0, blockwise=blockwise, static=scale is not None, aligned=aligned)
-        places = [address(x), address(codes), address(scales)]
+        at = addresser()
+        places = [at(x), at(codes), at(scales)]
         if not blockwise:
-            places.append(address(scales if scale is None else scale))
-        run(*places, address(scales, dtype=torch.int32), stream=current_stream(x.device))
+            places.append(at(scales if scale is None else scale))
+        run(*places, at(scales.view(torch.int32)), stream=current_stream(x.device.index))
     elif m:
         scales.fill_(1.0)
     return ScaledTensor(codes, scales, "1x128" if blockwise else "row")

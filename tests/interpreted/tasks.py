@@ -1,0 +1,180 @@
+"""What the interpreting process computes: kernel calls on exact data in poisoned, guarded buffers.
+
+Triton's interpreter has neither the accumulator nor the FP8 conversions of the hardware. On small integers every
+product, partial sum and code is exact, in any order, so the oracle, and a plain matrix product, must be equal to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.matmul import emulate_matmul
+from fp8ref.emulation.quantize import quantize
+from fp8ref.emulation.scales import Scaling
+from fp8ref.kernels import calls, launch, plan
+from fp8ref.kernels.linear import scaled_linear
+from fp8ref.kernels.matmul import scaled_matmul
+from fp8ref.kernels.pack import PackedWeight, pack_weight
+from fp8ref.kernels.quantize import quantize_rows
+
+E4M3 = torch.float8_e4m3fn
+GUARD = 256
+_guards: list[tuple[Tensor, int]] = []
+
+
+def _guarded_empty(shape: tuple[int, ...], _strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    raw = torch.full((nbytes + 2 * GUARD,), 0xFF, dtype=torch.uint8)  # NaN in every dtype used here
+    _guards.append((raw, nbytes))
+    return raw[GUARD : GUARD + nbytes].view(dtype).view(shape)
+
+
+def guarded(x: Tensor) -> Tensor:
+    """Return a copy of ``x`` between guard bands of NaN."""
+    out = _guarded_empty(tuple(x.shape), (), x.dtype)
+    out.copy_(x)
+    return out
+
+
+@contextmanager
+def guards() -> Iterator[None]:
+    """Guard the library's allocations; afterwards no guard byte may have changed."""
+    real, launch.empty = launch.empty, _guarded_empty
+    try:
+        yield
+    finally:
+        launch.empty = real
+    broken = sum(int((raw[:GUARD] != 0xFF).sum() + (raw[GUARD + n :] != 0xFF).sum()) for raw, n in _guards)
+    _guards.clear()
+    assert broken == 0, f"{broken} guard bytes were overwritten"
+
+
+def integers(shape: tuple[int, ...], g: torch.Generator, limit: int = 4) -> Tensor:
+    """Return random integers of at most ``limit`` in magnitude, as floats."""
+    return torch.randint(-limit, limit + 1, shape, generator=g).float()
+
+
+def activations(m: int, k: int, g: torch.Generator, *, blockwise: bool) -> Tensor:
+    """Integers whose scales are 1: every row, or block, holds 448, where the weights hold 0."""
+    x = integers((m, k), g)
+    x[:, :: 128 if blockwise else max(1, k)] = 448.0
+    return x
+
+
+def exact_weight(n: int, k: int, scaling: Scaling, g: torch.Generator) -> PackedWeight:
+    """Integer codes, 0 where the activations hold 448, with scales that are powers of two."""
+    codes = integers((n, k), g)
+    codes[:, :: max(1, k) if scaling in ("row", "tensor") else 128] = 0.0
+    blocks = -(-k // 128)
+    shapes = {"tensor": (1,), "row": (n, 1), "1x128": (n, blocks), "128x128": (-(-n // 128), blocks)}
+    scale = torch.exp2(torch.randint(-1, 2, shapes[scaling], generator=g).float())
+    w = pack_weight(codes.to(E4M3), scaling, scale)
+    return PackedWeight(guarded(w.codes), guarded(w.scale), w.scaling, w.n, w.k)
+
+
+def laid_out(x: Tensor, layout: str) -> Tensor:
+    """Return ``x`` [M, K] with other strides or dimensions, NaN in the gaps."""
+    m, k = x.shape
+    if layout == "columns":
+        return guarded(x.t().contiguous()).t()
+    if layout == "gaps":
+        wide = guarded(torch.full((2 * m + 1, k + 3), float("nan"), dtype=x.dtype))
+        view = wide[1::2, 2 : k + 2]
+        view.copy_(x)
+        return view
+    if layout == "batch":
+        return guarded(x).view(1, m, 1, k)
+    return guarded(x)
+
+
+def linear(m: int, n: int, k: int, seed: int, layout: str, scaling: Scaling, options: dict[str, Any]) -> str:
+    """Compare a linear layer with the oracle and with a plain product; return what differs, nothing if all is well."""
+    g = torch.Generator().manual_seed(seed)
+    bias_dtype, x_dtype = options.pop("bias"), options.pop("x")
+    w = exact_weight(n, k, scaling, g)
+    x = laid_out(activations(m, k, g, blockwise=w.scaling != "row").to(x_dtype), layout)
+    bias = None if bias_dtype is None else guarded(integers((n,), g).to(bias_dtype))
+    if options.pop("static"):
+        options["input_scale"] = guarded(torch.tensor([2.0]))
+        x = x * 2.0
+    with guards():
+        y = scaled_linear(x, w, bias, **options)
+    oracle = scaled_linear(x, w, bias, backend="emulate", **options)
+    return _difference(y, oracle, "the oracle") or _plain_difference(y, x, w, bias)
+
+
+def _plain_difference(y: Tensor, x: Tensor, w: PackedWeight, bias: Tensor | None) -> str:
+    scale = w.as_scaled().scale
+    weight = w.codes[: w.n, : w.k].double()
+    if w.scaling != "row":
+        scale = scale.repeat_interleave(128, 1)[:, : w.k]
+    if w.scaling == "128x128":
+        scale = scale.repeat_interleave(128, 0)[: w.n]
+    plain = x.double() @ (weight * scale).t() + (0.0 if bias is None else bias.double())
+    return _difference(y.double(), plain, "a plain product") if y.dtype == torch.float32 else ""
+
+
+def _difference(mine: Tensor, theirs: Tensor, name: str) -> str:
+    if mine.shape != theirs.shape or mine.dtype != theirs.dtype or not mine.is_contiguous():
+        return f"{name}: {mine.dtype} {list(mine.shape)} {mine.stride()}, expected {theirs.dtype} {list(theirs.shape)}"
+    wrong = (mine.double() != theirs.double()).nonzero()
+    if len(wrong) == 0:
+        return ""
+    at = tuple(wrong[0].tolist())
+    return f"{name}: {len(wrong)} of {mine.numel()} differ, first at {at}: {mine[at]} instead of {theirs[at]}"
+
+
+def matmul(m: int, n: int, k: int, seed: int, layout: str, kind: str, options: dict[str, Any]) -> str:
+    """Compare a product of ready operands with the oracle; return what differs."""
+    g = torch.Generator().manual_seed(seed)
+    a = laid_out(integers((m, k), g).to(E4M3), layout)
+    b = integers((k, n), g).to(torch.float8_e5m2)
+    b = guarded(b) if layout == "columns" else guarded(b.t().contiguous()).t()
+    blocks = -(-k // 128)
+    shapes = {
+        "tensor": ((1,), ()),
+        "row": ((m, 1), (1, n)),
+        "1x128": ((m, blocks), (blocks, n)),
+        "128x128": ((m, blocks), (blocks, -(-n // 128))),
+    }[kind]
+    scales = [guarded(torch.exp2(torch.randint(-1, 2, shape, generator=g).float())) for shape in shapes]
+    pair = ("1x128" if kind == "128x128" else kind, kind)
+    with guards():
+        y = scaled_matmul(a, b, *scales, scaling=pair, **options)  # type: ignore[arg-type]
+    return _difference(y, emulate_matmul(a, b, *scales, scaling=pair, **options), "the oracle")  # type: ignore[arg-type]
+
+
+def quantiser(m: int, k: int, seed: int, layout: str, blockwise: bool) -> str:
+    """Compare codes and scales with the oracle's, on rows (or blocks) of 448, of zeros and with NaN and Inf."""
+    g = torch.Generator().manual_seed(seed)
+    x = activations(m, k, g, blockwise=blockwise)
+    x[torch.rand(m, k, generator=g) < 0.05] = float("nan")
+    x[torch.rand(m, k, generator=g) < 0.05] = float("-inf")
+    x[::3] = 0.0
+    x[:: 128 if blockwise else max(1, k)] = 448.0
+    x = laid_out(x.bfloat16(), layout).reshape(m, k)
+    with guards():
+        mine = quantize_rows(x, blockwise=blockwise)
+    theirs = quantize(x, scaling="1x128" if blockwise else "row")
+    # The interpreter has no NaN code of its own, so the codes of NaN and Inf are for the GPU to show.
+    finite = x.isfinite()
+    codes = [q.data.view(torch.uint8).masked_fill(~finite, 0) for q in (mine, theirs)]
+    return _difference(mine.scale, theirs.scale, "scales") or _difference(codes[0], codes[1], "codes")
+
+
+def dropped_part(k: int) -> str:
+    """A split product whose plan leaves a part out must not equal the oracle: the comparison can fail."""
+    g = torch.Generator().manual_seed(0)
+    w, x = exact_weight(64, k, "row", g), activations(2, k, g, blockwise=False).bfloat16()
+    good = plan.choose("NVIDIA H200", 64, k, 2)
+    request = calls.Request(x, False, (2, 64), w, None, None, good, "sm90", False, torch.float32)
+    whole = calls.triton_call(request)(x, w, None, None)
+    shorter = PackedWeight(w.codes[:, : k - 128].contiguous(), w.scale, w.scaling, w.n, k - 128)
+    request = replace(request, x=x[:, : k - 128], w=shorter)
+    return _difference(calls.triton_call(request)(x[:, : k - 128], shorter, None, None), whole, "all of K")

@@ -1,0 +1,102 @@
+"""The kernels under Triton's interpreter: indexing, masks, tails, strides, splits and epilogues, with equality."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from interpreted import interpreter, tasks
+
+Run = Callable[..., Any]
+# Each example is a second or so of interpretation.
+few = settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+
+rows = st.one_of(st.integers(1, 17), st.sampled_from([1, 16, 33]))
+columns = st.one_of(st.integers(1, 130), st.sampled_from([63, 64, 65]))
+depths = st.one_of(st.integers(1, 260), st.sampled_from([15, 16, 127, 128, 129, 513]))
+layouts = st.sampled_from(["plain", "columns", "gaps", "batch"])
+seeds = st.integers(0, 2**16)
+# The interpreter rounds ties to bf16 wrongly; test_bfloat16 has results that bf16 holds.
+out_dtypes = st.sampled_from([torch.float32, torch.float16])
+biases = st.sampled_from([None, torch.float32, torch.bfloat16, torch.float16])
+
+
+@pytest.fixture(scope="module")
+def run() -> Iterator[Run]:
+    with interpreter() as call:
+        yield call
+
+
+@few
+@given(m=rows, n=columns, k=depths, seed=seeds, layout=layouts, out=out_dtypes, bias=biases, data=st.data())
+def test_linear(
+    run: Run, m: int, n: int, k: int, seed: int, layout: str, out: torch.dtype, bias: torch.dtype, data: st.DataObject
+) -> None:
+    options = {
+        "out_dtype": out,
+        "bias": bias,
+        "x": data.draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])),
+        "static": data.draw(st.booleans()),
+        "use_fast_accum": data.draw(st.booleans()),
+        "batch_invariant": data.draw(st.booleans()),
+    }
+    assert run(tasks.linear, m, n, k, seed, layout, data.draw(st.sampled_from(["row", "tensor"])), options) == ""
+
+
+@few
+@given(m=rows, n=columns, k=depths, seed=seeds, layout=layouts, scaling=st.sampled_from(["1x128", "128x128"]))
+def test_linear_with_block_scales(run: Run, m: int, n: int, k: int, seed: int, layout: str, scaling: str) -> None:
+    options = {"out_dtype": torch.float32, "bias": torch.float32, "x": torch.bfloat16, "static": False}
+    assert run(tasks.linear, m, n, k, seed, layout, scaling, options) == ""
+
+
+@few
+@given(
+    m=rows,
+    n=columns,
+    k=depths,
+    seed=seeds,
+    layout=st.sampled_from(["plain", "columns", "gaps"]),
+    kind=st.sampled_from(["tensor", "row", "1x128", "128x128"]),
+    split_k=st.integers(1, 5),
+    out=out_dtypes,
+)
+def test_matmul(
+    run: Run, m: int, n: int, k: int, seed: int, layout: str, kind: str, split_k: int, out: torch.dtype
+) -> None:
+    assert run(tasks.matmul, m, n, k, seed, layout, kind, {"split_k": split_k, "out_dtype": out}) == ""
+
+
+@few
+@given(m=st.integers(1, 20), k=depths, seed=seeds, layout=layouts, blockwise=st.booleans())
+def test_quantiser(run: Run, m: int, k: int, seed: int, layout: str, blockwise: bool) -> None:
+    assert run(tasks.quantiser, m, k, seed, layout, blockwise) == ""
+
+
+def test_bfloat16(run: Run) -> None:
+    options = {"out_dtype": torch.bfloat16, "bias": None, "x": torch.bfloat16, "static": False}
+    assert run(tasks.linear, 5, 70, 9, 0, "plain", "row", options) == ""
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(3, 64, 2049), (1, 64, 17000), (16, 130, 1024), (65, 70, 129), (130, 65, 64)]
+)
+def test_splits_long_rows_and_large_tiles(run: Run, m: int, n: int, k: int) -> None:
+    options = {"out_dtype": torch.float32, "bias": None, "x": torch.bfloat16, "static": False}
+    assert run(tasks.linear, m, n, k, 0, "plain", "row", options) == ""
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 7), (3, 0, 7), (3, 5, 0), (0, 0, 0), (2, 3, 1)])
+def test_empty_sizes(run: Run, m: int, n: int, k: int) -> None:
+    for scaling in ("row", "1x128", "128x128"):
+        options = {"out_dtype": torch.float32, "bias": torch.float32, "x": torch.bfloat16, "static": False}
+        assert run(tasks.linear, m, n, k, 0, "plain", scaling, options) == ""
+
+
+def test_a_dropped_tail_is_seen(run: Run) -> None:
+    assert run(tasks.dropped_part, 1024).startswith("all of K: ")
