@@ -8,11 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import fp8ref
+from fp8ref.emulation.formats import FORMATS
 from fp8ref.emulation.units import UNITS, TensorCoreUnit
 from reference import exact
 from reference.rationals import FP32, decode, encode
-from reference.strategies import arranged, instructions, products
-from reference.tensors import Product, bits_of, from_bits, vector
+from reference.strategies import arranged, instructions, products, ties_of, units
+from reference.tensors import BINARIES, Product, bits_of, from_bits, vector
 
 EXAMPLES = settings().max_examples
 """Of the Hypothesis profile in use; a test that covers more takes a multiple."""
@@ -20,12 +21,17 @@ CHEAP = 1000
 """Products (M * N * K) up to which every output is compared; beyond it a few are, the corners among them."""
 
 
+def product_indices(product: Product) -> list[tuple[int, int]]:
+    """All outputs."""
+    return [(i, j) for i in range(product.a.shape[0]) for j in range(product.b.shape[1])]
+
+
 @st.composite
 def samples(draw: st.DrawFn, product: Product) -> list[tuple[int, int]]:
     """The outputs to compare."""
     (m, k), n = product.a.shape, product.b.shape[1]
     if m * n * k <= CHEAP:
-        return [(i, j) for i in range(m) for j in range(n)]
+        return product_indices(product)
     some = st.tuples(st.integers(0, m - 1), st.integers(0, n - 1))
     return [(0, 0), (m - 1, n - 1), *draw(st.lists(some, min_size=2, max_size=2))]
 
@@ -101,16 +107,80 @@ def test_large_products_equal_the_reference(
         assert bits[i, j] == expected, f"({i}, {j}): {int(bits[i, j]):#x}, the reference {expected:#x}"
 
 
+def assert_every_output(product: Product) -> None:
+    """All outputs equal the reference."""
+    bits = bits_of(emulate(product))
+    for i, j in product_indices(product):
+        expected = product.expected(i, j)
+        assert bits[i, j] == expected, report(product, i, j, int(bits[i, j]), expected)
+
+
+SMALL_OUT = (torch.bfloat16, torch.float16, *FORMATS)
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(st.data(), st.sampled_from(SMALL_OUT), st.integers(0, 2**32 - 1))
+def test_a_bias_that_makes_a_tie(data: st.DataObject, out_dtype: torch.dtype, seed: int) -> None:
+    """A tiny accumulator vanishes when the bias is added in fp32: what the output rounds is then the tie itself."""
+    tiny = [0x2F800000, 0xAF800000, 0x33800001, 0xB3800001, 0x00000000, 0x80000000]
+    zero = st.sampled_from((0x00000000, 0x80000000))
+    bias = data.draw(st.lists(st.one_of(ties_of(BINARIES[out_dtype]), zero), min_size=4, max_size=4))
+    scales = data.draw(st.lists(st.sampled_from(tiny), min_size=3, max_size=3))
+    product = Product(
+        a=arranged([0x38, 0xB8, 0x3F, 0x00, 0x80], 0.0, seed, 3, 1).view(torch.float8_e4m3fn),
+        b=arranged([0x38, 0xB8, 0x3F], 0.0, seed + 1, 4, 1).view(torch.float8_e4m3fn).t(),
+        scale_a=from_bits(scales, torch.float32, 3, 1),
+        scale_b=torch.ones(1, 4),
+        kind="row",
+        unit=UNITS["sm90"],
+        use_fast_accum=False,
+        split_k=1,
+        bias=from_bits(bias, torch.float32, 4),
+        out_dtype=out_dtype,
+        say_scaling=False,
+    )
+    assert_every_output(product)
+
+
+@given(st.data(), units(), st.sampled_from((385, 513, 640)), st.integers(1, 5), st.integers(0, 2**32 - 1))
+def test_block_scales_that_make_every_rounding_count(
+    data: st.DataObject, unit: TensorCoreUnit, k: int, split_k: int, seed: int
+) -> None:
+    """Blocks of like size and either sign, split or not: another order or one rounding less gives other bits."""
+    kind: exact.Kind = data.draw(st.sampled_from(("1x128 by 1x128", "1x128 by 128x128")))
+    tiles = -(-k // exact.TILE)
+    generator = torch.Generator().manual_seed(seed)
+    product = Product(
+        a=arranged(list(range(0x30, 0x40)), 0.2, seed, 1, k).view(torch.float8_e4m3fn),
+        b=arranged([*range(0x30, 0x40), *range(0xB0, 0xC0)], 0.2, seed + 1, 2, k).view(torch.float8_e4m3fn).t(),
+        scale_a=torch.randn(1, tiles, generator=generator),
+        scale_b=torch.randn(tiles, 2 if kind == "1x128 by 1x128" else 1, generator=generator),
+        kind=kind,
+        unit=unit,
+        use_fast_accum=False,
+        split_k=split_k,
+        bias=None,
+        out_dtype=torch.float32,
+        say_scaling=True,
+    )
+    assert_every_output(product)
+
+
 SUBNORMAL_C = (
     from_bits([0x38, 0x38], torch.float8_e4m3fn, 2, 1),
     from_bits([0x00, 0x80], torch.float8_e4m3fn, 2, 1),
     from_bits([0x00000007, 0x80000007], torch.float32, 2),
 )
+# Minus zero throughout: the sum is +0 all the same.
+MINUS_ZERO_C = (SUBNORMAL_C[0], from_bits([0x80, 0x80], torch.float8_e4m3fn, 2, 1), torch.full((2,), -0.0))
 
 
 @settings(max_examples=10 * EXAMPLES)
 @given(instructions())
 # Significant bits count from the leading bit of a subnormal result: 7 * 2^-149 keeps two of its three.
+@example((*SUBNORMAL_C, UNITS["exact"]))
+@example((*MINUS_ZERO_C, UNITS["exact"]))
+@example((*MINUS_ZERO_C, UNITS["sm90_mma_sync"]))
 @example((*SUBNORMAL_C, TensorCoreUnit("mine", 1, 25, 2, (0,), "alignment", "made up")))
 def test_fused_dot_add_equals_the_reference(
     drawn: tuple[torch.Tensor, torch.Tensor, torch.Tensor, TensorCoreUnit],

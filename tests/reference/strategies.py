@@ -43,19 +43,28 @@ def boundary_codes(binary: Binary) -> list[int]:
     return finite + [code | binary.sign_bit for code in finite]
 
 
-def float_bits(binary: Binary) -> st.SearchStrategy[int]:
-    """Bit patterns of a format with infinities: edges, specials, everything, and many of moderate size."""
+def moderate_bits(binary: Binary) -> st.SearchStrategy[int]:
+    """Bit patterns of both signs within 2^6 of one."""
     one = (1 - binary.e_min) << binary.fraction_bits
-    moderate = st.integers(one - (6 << binary.fraction_bits), one + (6 << binary.fraction_bits))
+    within = st.integers(one - (6 << binary.fraction_bits), one + (6 << binary.fraction_bits))
+    return st.builds(lambda bits, sign: bits | sign, within, st.sampled_from((0, binary.sign_bit)))
+
+
+def wild_bits(binary: Binary) -> st.SearchStrategy[int]:
+    """Bit patterns of a format with infinities: edges, specials, everything."""
     special = [binary.infinity_code, binary.infinity_code | binary.sign_bit, binary.infinity_code + 1, binary.nan_code]
     return st.one_of(
-        moderate,
-        moderate,
-        moderate.map(lambda bits: bits | binary.sign_bit),
+        moderate_bits(binary),
         st.sampled_from(boundary_codes(binary)),
         st.integers(0, 2 * binary.sign_bit - 1),
         st.sampled_from(special),
     )
+
+
+def ties_of(binary: Binary) -> st.SearchStrategy[int]:
+    """The fp32 bits of numbers midway between two neighbours of a smaller format, within 2^6 of one."""
+    dropped = FP32.fraction_bits - binary.fraction_bits
+    return moderate_bits(FP32).map(lambda bits: bits >> dropped << dropped | 1 << dropped - 1)
 
 
 @st.composite
@@ -148,7 +157,8 @@ def units() -> st.SearchStrategy[TensorCoreUnit]:
 def float_tensors(draw: st.DrawFn, binary: Binary, *shape: int) -> torch.Tensor:
     """A tensor of a format from a few drawn bit patterns, arranged by a seed."""
     dtype = next(key for key, value in BINARIES.items() if value == binary)
-    palette = draw(st.lists(float_bits(binary), min_size=1, max_size=4))
+    bits = draw(st.sampled_from((moderate_bits(binary), wild_bits(binary))))
+    palette = draw(st.lists(bits, min_size=1, max_size=4))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32 - 1)))
     choice = torch.randint(len(palette), shape, generator=generator)
     return from_bits(palette, dtype, len(palette))[choice]
