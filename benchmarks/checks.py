@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 
 import torch
 from guarded import Guards, differing_bits
 
+import fp8ref
+from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels.explain import explain
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.pack import PackedWeight, pack_weight
@@ -152,6 +155,42 @@ def host_time() -> str:
     return f"us a call: {found}"
 
 
+def oracle_devices() -> str:
+    """The oracle returns the same bits for CUDA tensors as on the CPU: rounding, quantising, every unit and scale."""
+    generator = torch.Generator().manual_seed(7)
+    compared = 0
+    kinds: list[tuple[Scaling, Scaling]] = [
+        ("tensor", "tensor"),
+        ("row", "row"),
+        ("1x128", "1x128"),
+        ("1x128", "128x128"),
+    ]
+    for dtype in fp8ref.FORMATS:
+        x, w = (torch.randn(rows, 1031, generator=generator) * 8 for rows in (33, 257))
+        x[0, 5], w[3, 9], w[4] = torch.nan, torch.inf, 0.0
+        for pair, unit, split_k in itertools.product(kinds, fp8ref.UNITS, (1, 3)):
+            results = []
+            for device in ("cpu", "cuda"):
+                a = fp8ref.quantize(x.to(device), dtype, scaling=pair[0])
+                b = fp8ref.quantize(w.to(device), dtype, scaling=pair[1])
+                product = fp8ref.emulate_matmul(a, b.t(), out_dtype=torch.float32, unit=unit, split_k=split_k)
+                results.append((a.data.view(torch.uint8), a.scale, b.data.view(torch.uint8), b.scale, product))
+            for on_cpu, on_cuda in zip(*results, strict=True):
+                assert differing_bits(on_cpu, on_cuda.cpu()) == 0, f"{dtype} {pair} {unit} split_k={split_k}"
+                compared += on_cpu.numel()
+    for dtype, source in itertools.product(
+        fp8ref.FORMATS, (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    ):
+        bits = torch.randint(-(2**15), 2**15, (1 << 18,), generator=generator, dtype=torch.int16)
+        values = bits.view(source) if source.itemsize == 2 else bits.view(torch.bfloat16).to(source) * (1 + 2.0**-20)
+        for mode in ("nearest_even", "toward_zero"):
+            a, b = (fp8ref.round_to_fp8(v, dtype, rounding=mode).view(torch.uint8) for v in (values, values.cuda()))
+            assert differing_bits(a, b.cpu()) == 0, f"{source} to {dtype}, {mode}"
+            compared += a.numel()
+    return f"{compared:,} codes, scales and outputs, CPU against CUDA, identical"
+
+
 ALL: list[Callable[[], str]] = [
     the_checks_can_fail, repeats, graphs, streams, compiled, batch_invariance, batch_mates, huge, host_time,
+    oracle_devices,
 ]  # fmt: skip
