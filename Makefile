@@ -27,7 +27,7 @@ setup: .venv/.installed ## Create .venv and install the pinned packages, when so
 	touch $@
 
 demo: setup ## Report what FP8 does to the embedded language model: a table, report.png and report.json
-	$(BIN)/fp8ref report --plot report.png --json report.json
+	OMP_WAIT_POLICY=passive $(BIN)/fp8ref report --plot report.png --json report.json
 
 test: check ## The static checks and the fast suite
 	$(PYTEST) $(PARALLEL) -m 'not slow and not gpu'
