@@ -43,8 +43,10 @@ def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = 
     format_a, format_b = FORMATS[a.dtype], FORMATS[b.dtype]
     if model.products_per_step is None:
         return exact_dot(a, b, c)
-    order = torch.tensor([k for k in model.k_order if k < a.shape[-1]], device=a.device)
-    slots = torch.tensor([i for i, k in enumerate(model.k_order) if k < a.shape[-1]], device=a.device)
+    order = torch.tensor([k for k in model.k_order if k < a.shape[-1]], dtype=torch.int64, device=a.device)
+    slots = torch.tensor(
+        [i for i, k in enumerate(model.k_order) if k < a.shape[-1]], dtype=torch.int64, device=a.device
+    )
     accumulator = c if model.c_enters == "alignment" else torch.zeros_like(c)
     for first in range(0, model.instruction_k, model.products_per_step):
         chosen = order[(slots >= first) & (slots < first + model.products_per_step)]

@@ -49,9 +49,10 @@ def exact_dot(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     True
     """
     products = a.double() * b.double()
-    terms = [products[..., k] for k in range(products.shape[-1])]
-    finite = round_sum([torch.where(t.isfinite(), t, 0.0) for t in (*terms, c.double())])
-    specials = sum((torch.where(t.isfinite(), 0.0, t) for t in (*terms, c.double())), torch.zeros_like(finite.double()))
+    addend = c.double().expand(torch.broadcast_shapes(c.shape, products.shape[:-1]))
+    terms = [*(products[..., k] for k in range(products.shape[-1])), addend]
+    finite = round_sum([torch.where(t.isfinite(), t, 0.0) for t in terms])
+    specials = sum((torch.where(t.isfinite(), 0.0, t) for t in terms), torch.zeros_like(addend))
     return canonical_nan(torch.where(specials == 0, finite, specials.float()))
 
 

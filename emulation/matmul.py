@@ -41,14 +41,16 @@ def emulate_matmul(
             [M, ceil(K/128)]: 1x128 blocks along K.
         scale_b: fp32 scales of ``b``, of the matching kind. One element; [1, N]; [ceil(K/128), N] (1x128 blocks) or
             [ceil(K/128), ceil(N/128)] (128x128 blocks). Values are taken as they are, NaN and negative included.
-        bias: [N], fp32, bf16 or fp16; added in fp32 after the scales, with a rounding of its own.
+        bias: [N], fp32, bf16 or fp16 whatever the output (torch takes fewer); added in fp32 after the scales, with a
+            rounding of its own.
         out_dtype: float32, bfloat16, float16 (overflow to Inf), float8_e4m3fn or float8_e5m2 (saturating).
         use_fast_accum: False promotes the accumulator to fp32 every 128 of K; True never does. Block scales are
             always promoted, so True is refused there.
         unit: the tensor-core unit, a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`.
         split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none.
         scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
-            meant unless this says otherwise, with all-one-element scales tensor-wise. One of
+            meant unless this says otherwise, with all-one-element scales tensor-wise, and with N = 1 1x128 by 1x128
+            rather than by 128x128. One of
             ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``.
 
     Returns:

@@ -5,7 +5,7 @@ One step is a fused dot-product-add of ``products_per_step`` (L) products and an
 1. a product's exponent is the sum of its operands' exponents, not renormalised; zero takes no part;
 2. every product (and c, where it enters the alignment) is truncated toward zero to a multiple of
    ``2 ** (emax - fraction_bits)`` (F), where emax is the largest exponent among them;
-3. the sum is exact, then truncated toward zero to ``significant_bits`` (B) bits of its own exponent.
+3. the sum is exact, then truncated toward zero to ``significant_bits`` (B) bits from its leading one on, and to fp32.
 
 :data:`UNITS` is the table of the known units with their evidence; build a :class:`TensorCoreUnit` for your own.
 """
