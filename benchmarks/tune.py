@@ -20,15 +20,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("tuning.json"))
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--compile", nargs=2, type=int, metavar=("START", "STEP"), help="only fill Triton's cache")
+    parser.add_argument("--sizes", nargs="+", type=int, default=SIZES, help="batch sizes, each the largest of a bucket")
     args = parser.parse_args()
     if args.compile:
         count = sum(
-            compile_candidates(n, k, m, torch.device("cuda", 0), *args.compile) for m in SIZES for n, k in SHAPES
+            compile_candidates(n, k, m, torch.device("cuda", 0), *args.compile) for m in args.sizes for n, k in SHAPES
         )
         print(f"compiled {count} candidates")
         return
     began, rows, device = time.monotonic(), [], torch.device("cuda", 0)
-    for m in SIZES:
+    for m in args.sizes:
         for n, k in SHAPES:
             if time.monotonic() - began > args.seconds:
                 print(f"out of time before {n}x{k} M={m}", flush=True)

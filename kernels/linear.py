@@ -69,7 +69,8 @@ def scaled_linear(
             backend,
         )  # fmt: skip
         return out
-    if backend != "auto" or not isinstance(x, Tensor) or not isinstance(w, PackedWeight):
+    optional = isinstance(bias, Tensor | None) and isinstance(input_scale, Tensor | None)
+    if backend != "auto" or not (isinstance(x, Tensor) and isinstance(w, PackedWeight) and optional):
         return _emulated(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
     key = (
         x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16, w.signature, use_fast_accum, out_dtype,

@@ -54,15 +54,15 @@ def microseconds(call: Callable[[int], Any], copies: int, *, least: int = 48, re
 def candidates(n: int, k: int, m: int) -> Iterator[Plan]:
     """Yield the plans worth measuring for a batch of ``m`` rows.
 
-    >>> len(list(candidates(4096, 4096, 16)))
-    15
+    >>> sorted({plan.split_k for plan in candidates(4096, 4096, 16)})
+    [1, 2, 3, 4]
     """
     if m <= 16:
-        tiles = [Tile(block_k=bk, stages=st) for bk, st in ((128, 6), (128, 8), (128, 10), (256, 3), (256, 4))]
+        loops = [(128, 5), (128, 6), (128, 8), (128, 10), (128, 14), (256, 3), (256, 4), (256, 5)]
+        tiles = [Tile(block_k=block_k, stages=stages) for block_k, stages in loops]
     elif m <= 64:
-        block_m = 32 if m <= 32 else 64
-        shapes = [(64, 128, 4), (64, 128, 6), (64, 256, 3), (128, 128, 4)]
-        tiles = [Tile(block_m, bn, bk, st, group=1) for bn, bk, st in shapes]
+        shapes = [(32, 64, 6), (32, 64, 8), (64, 64, 5), (64, 64, 8), (64, 128, 4)]
+        tiles = [Tile(bm, bn, 128, st) for bm, bn, st in shapes] + [Tile(64, 128, 128, 4, 8)]
     elif m <= 256:
         shapes = [(64, 64, 5), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 3)]
         tiles = [Tile(bm, bn, 128, st, 8 if bm * bn > 2**13 else 4, group=8) for bm, bn, st in shapes]
@@ -70,7 +70,7 @@ def candidates(n: int, k: int, m: int) -> Iterator[Plan]:
         shapes = [(128, 128, 4), (256, 128, 3), (256, 128, 4), (128, 256, 3)]
         tiles = [Tile(bm, bn, 128, st, 8, 8) for bm, bn, st in shapes]
     first = rule_split(n, k, m)
-    splits = {parts_of(k, s)[1] for s in (max(1, first // 2), first, first * 2)} if m <= 256 else {1}
+    splits = {parts_of(k, s)[1] for s in (max(1, first // 2), first, first * 2, first + 1)} if m <= 256 else {1}
     for tile in tiles:
         for split in sorted(splits):
             if split == 1 or parts_of(k, split)[0] * 128 % tile.block_k == 0:

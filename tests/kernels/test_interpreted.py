@@ -14,7 +14,7 @@ from interpreted import interpreter, tasks
 
 Run = Callable[..., Any]
 # Each example is a second or so of interpretation.
-few = settings(max_examples=10, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+few = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 rows = st.one_of(st.integers(1, 17), st.sampled_from([1, 16, 33]))
 columns = st.one_of(st.integers(1, 130), st.sampled_from([63, 64, 65]))

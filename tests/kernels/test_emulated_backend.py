@@ -1,0 +1,147 @@
+"""``backend="emulate"``: the kernels' bits from the oracle, on any device, and what both backends refuse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8ref.emulation.matmul import emulate_matmul
+from fp8ref.emulation.quantize import quantize
+from fp8ref.emulation.scales import Scaling
+from fp8ref.kernels.explain import explain
+from fp8ref.kernels.linear import scaled_linear
+from fp8ref.kernels.matmul import scaled_matmul
+from fp8ref.kernels.ops import scaled_linear_operator
+from fp8ref.kernels.pack import PackedWeight, pack_weight
+
+E4M3 = torch.float8_e4m3fn
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[a.element_size()]
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(a.view(whole), b.view(whole))
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "1x128", "128x128"])
+@pytest.mark.parametrize(("m", "n", "k"), [(3, 70, 300), (1, 1, 1), (5, 64, 4097)])
+def test_is_quantize_and_emulate_matmul(scaling: Scaling, m: int, n: int, k: int) -> None:
+    w, x, bias = pack_weight(random(n, k), scaling), random(m, k, seed=1).bfloat16(), random(n, seed=2)
+    q = quantize(x, scaling="row" if w.scaling == "row" else "1x128")
+    split_k = explain(w, m).split_k
+    wanted = emulate_matmul(q, w.as_scaled().t(), bias=bias, split_k=split_k)
+    assert same_bits(scaled_linear(x, w, bias, backend="emulate"), wanted)
+
+
+def test_options_reach_the_oracle() -> None:
+    w, x = pack_weight(random(64, 4096)), random(4, 4096, seed=1).half()
+    static = torch.tensor([0.02])
+    q = quantize(x, scaling="row", scale=static.view(1, 1).expand(4, 1).contiguous())
+    b = w.as_scaled().t()
+    got = scaled_linear(x, w, input_scale=static, use_fast_accum=True, out_dtype=torch.float32, backend="emulate")
+    wanted = emulate_matmul(q, b, use_fast_accum=True, out_dtype=torch.float32, split_k=explain(w, 4).split_k)
+    assert same_bits(got, wanted)
+    options: dict[str, Any] = {"out_dtype": torch.float32, "use_fast_accum": True}
+    whole = scaled_linear(x, w, batch_invariant=True, backend="emulate", **options)
+    assert same_bits(whole, emulate_matmul(quantize(x, scaling="row"), b, **options))
+    assert explain(w, 4).split_k == 8
+    parts = scaled_linear(x, w, backend="emulate", **options)
+    assert not same_bits(whole, parts), "the split left no trace: this test is blind"
+
+
+def test_leading_dimensions_and_strides() -> None:
+    w, x = pack_weight(random(9, 33)), random(2, 3, 66, seed=1).bfloat16()
+    view = x[..., ::2]
+    flat = scaled_linear(view.reshape(6, 33).contiguous(), w, backend="emulate")
+    assert same_bits(scaled_linear(view, w, backend="emulate"), flat.view(2, 3, 9))
+    assert scaled_linear(view[0, 0], w, backend="emulate").shape == (9,)
+    assert scaled_linear(view[:0], w, backend="emulate").shape == (0, 3, 9)
+
+
+def test_rows_do_not_depend_on_the_batch() -> None:
+    w, x = pack_weight(random(20, 1100)), random(70, 1100, seed=1).bfloat16()
+    whole = scaled_linear(x, w, batch_invariant=True, backend="emulate")
+    for m in (1, 2, 17, 69):
+        assert same_bits(scaled_linear(x[:m], w, batch_invariant=True, backend="emulate"), whole[:m])
+
+
+def test_compiles_without_a_graph_break() -> None:
+    w, x, bias = pack_weight(random(9, 33)), random(2, 3, 33, seed=1).bfloat16(), random(9)
+
+    def layer(x: Tensor, w: PackedWeight) -> Tensor:
+        return scaled_linear(x * 2.0, w, bias, out_dtype=torch.float32, backend="emulate") + 1.0
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    assert same_bits(compiled(x, w), layer(x, w))
+
+
+def test_the_operator_passes_torchs_own_checks() -> None:
+    w, x = pack_weight(random(9, 33)), random(2, 33, seed=1)
+    arguments = (x, w.codes, w.scale, w.scaling, w.n, w.k, None, None, False, torch.bfloat16, False, "emulate")
+    # Its check of the schema multiplies FP8 tensors, which torch cannot do.
+    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
+    opcheck: Any = torch.library.opcheck  # torch left it without types
+    result = opcheck(scaled_linear_operator, arguments, test_utils=checks)
+    assert result == dict.fromkeys(checks, "SUCCESS")
+
+
+def test_matmul_is_emulate_matmul() -> None:
+    a, b = quantize(random(3, 200), scaling="row"), quantize(random(5, 200, seed=1), scaling="row").t()
+    options: dict[str, Any] = {"split_k": 2, "out_dtype": torch.float16, "use_fast_accum": True}
+    assert same_bits(scaled_matmul(a, b, backend="emulate", **options), emulate_matmul(a, b, **options))
+
+
+WEIGHT = pack_weight(torch.ones(4, 8))
+BLOCKS = pack_weight(torch.ones(4, 8), "128x128")
+X = torch.ones(2, 8)
+
+
+@pytest.mark.parametrize("backend", ["auto", "emulate"])
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "words"),
+    [
+        ((X.to(E4M3), WEIGHT), {}, TypeError, "x: got torch.float8_e4m3fn.*scaled_matmul"),
+        (([1.0], WEIGHT), {}, TypeError, "x: got list"),
+        ((X, torch.ones(4, 8)), {}, TypeError, "w: got Tensor; give what fp8ref.pack_weight returned"),
+        ((X[:, :7], WEIGHT), {}, ValueError, r"x: got shape \[2, 7\]; the weight is \[4, 8\]"),
+        ((torch.tensor(1.0), WEIGHT), {}, ValueError, r"x: got shape \[\]"),
+        ((X.clone().requires_grad_(), WEIGHT), {}, RuntimeError, "x: requires a gradient.*no_grad"),
+        ((X, WEIGHT, torch.ones(5)), {}, ValueError, r"bias: got shape \[5\]"),
+        ((X, WEIGHT, torch.ones(4).double()), {}, TypeError, "bias: got torch.float64"),
+        ((X, WEIGHT), {"input_scale": torch.ones(2)}, ValueError, r"input_scale: got torch.float32 \[2\]"),
+        ((X, WEIGHT), {"input_scale": torch.ones(1).half()}, ValueError, "input_scale: got torch.float16"),
+        ((X, WEIGHT), {"input_scale": 1.0}, TypeError, "input_scale: got float"),
+        ((X, BLOCKS), {"input_scale": torch.ones(1)}, ValueError, "input_scale: got one beside a weight with 128x128"),
+        ((X, BLOCKS), {"use_fast_accum": True}, ValueError, "use_fast_accum: got True with block scales"),
+        ((X, WEIGHT), {"use_fast_accum": 1}, TypeError, "use_fast_accum: got 1"),
+        ((X, WEIGHT), {"batch_invariant": None}, TypeError, "batch_invariant: got None"),
+        ((X, WEIGHT), {"out_dtype": torch.int8}, TypeError, "out_dtype: got torch.int8"),
+    ],
+)
+def test_refusals_name_the_argument(
+    backend: str, arguments: tuple[Any, ...], options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        scaled_linear(*arguments, backend=backend, **options)  # type: ignore[arg-type]
+
+
+def test_no_silent_fallback_from_the_gpu() -> None:
+    for call in (lambda: scaled_linear(X, WEIGHT), lambda: scaled_matmul(*_operands())):
+        with pytest.raises(ValueError, match=r'on cpu; the kernels need an NVIDIA GPU.*backend="emulate"'):
+            call()
+    for call in (
+        lambda: scaled_linear(X, WEIGHT, backend="cuda"),  # type: ignore[arg-type]
+        lambda: scaled_matmul(*_operands(), backend="cuda"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ValueError, match="backend: got 'cuda'"):
+            call()
+
+
+def _operands() -> tuple[Any, Any]:
+    return quantize(X, scaling="row"), quantize(X, scaling="row").t()

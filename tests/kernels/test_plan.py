@@ -1,0 +1,106 @@
+"""Plans: splits that cuBLASLt's rule describes, the tuning files, and that only data decides."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8ref.kernels import plan
+from fp8ref.kernels.plan import BUCKETS, Plan, Tile, bucket_of, choose, library_can, parts_of, rule_split
+
+ANY_GPU = "a GPU without a tuning file"
+FILES = sorted((Path(plan.__file__).parent / "tuning").glob("*.json"))
+sizes = st.integers(1, 30000)
+
+
+@given(k=st.integers(0, 100_000), split_k=st.integers(1, 1000))
+def test_parts_are_runs_of_equal_length_and_none_is_empty(k: int, split_k: int) -> None:
+    part_tiles, parts = parts_of(k, split_k)
+    tiles = max(1, -(-k // 128))
+    assert (parts - 1) * part_tiles < tiles <= parts * part_tiles
+    assert part_tiles == -(-tiles // split_k)
+
+
+@given(n=sizes, k=sizes, m=st.integers(1, 5000))
+def test_any_shape_has_a_plan_that_fits(n: int, k: int, m: int) -> None:
+    for name in (ANY_GPU, "NVIDIA H200"):
+        chosen = choose(name, n, k, m)
+        part_tiles, parts = parts_of(k, chosen.split_k)
+        assert parts == chosen.split_k
+        assert parts == 1 or part_tiles * 128 % chosen.tile.block_k == 0
+        assert chosen.path == "triton" or library_can(n, k, m)
+        assert choose(name, n, k, m, library_allowed=False).path == "triton"
+        assert chosen.why
+
+
+@given(n=sizes, k=sizes, m=st.integers(1, 5000))
+def test_batch_invariant_never_splits(n: int, k: int, m: int) -> None:
+    for name in (ANY_GPU, "NVIDIA H200"):
+        assert choose(name, n, k, m, batch_invariant=True).split_k == 1
+
+
+@given(n=sizes, k=sizes, m=st.integers(1, 64))
+def test_the_rule_fills_one_wave_and_keeps_parts_long(n: int, k: int, m: int) -> None:
+    split = rule_split(n, k, m)
+    assert split == 1 or split * -(-n // 64) <= 128
+    assert split == 1 or parts_of(k, split)[0] >= 4
+
+
+def test_the_library_stays_where_cublaslt_was_seen_not_to_split() -> None:
+    for n in (16, 64, 256, 4096):
+        for k in (128, 4096, 5232, 16384):
+            for m in (65, 128, 4096):
+                assert not library_can(n, k, m) or k < 5232 or m * n > 131_000
+
+
+def test_a_part_that_is_no_whole_number_of_steps_gets_shorter_steps() -> None:
+    odd = Plan("triton", 3, Tile(block_k=256))
+    assert plan._fit(odd, 128 * 9).tile.block_k == 128
+    assert plan._fit(odd, 128 * 12).tile.block_k == 256
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_tuning_files(file: Path) -> None:
+    table = json.loads(file.read_text())
+    assert table["entries"]
+    for row in table["entries"]:
+        n, k, m = row["n"], row["k"], row["m"]
+        assert bucket_of(m) == m, row
+        chosen = choose(table["device"], n, k, m)
+        assert (chosen.path, chosen.split_k) == (row["path"], row["split_k"]), row
+        assert chosen.why.startswith("tuned on"), row
+        if row["path"] == "triton":
+            tile = Tile(**row["tile"])
+            assert chosen.tile == tile, row
+            assert tile.block_n % 64 == 0, f"{row}: no wgmma"
+            assert tile.block_m >= 16, row
+            # Shared memory of one program: 227 KB on Hopper.
+            assert tile.stages * tile.block_k * (tile.block_m + tile.block_n) <= 227 * 1024, row
+
+
+def test_there_is_a_tuning_file_for_the_h200() -> None:
+    assert "nvidia_h200.json" in [file.name for file in FILES]
+
+
+def test_a_tuning_file_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = {"n": 640, "k": 512, "m": 16, "us": 1.0, "path": "triton", "split_k": 4}
+    (tmp_path / "mine.json").write_text(json.dumps({"device": ANY_GPU, "entries": [row]}))
+    assert choose(ANY_GPU, 640, 512, 9).split_k == 1
+    monkeypatch.setenv("FP8REF_TUNING", str(tmp_path / "mine.json"))
+    try:
+        plan._shipped.cache_clear()
+        choose.cache_clear()
+        assert choose(ANY_GPU, 640, 512, 9).split_k == 4
+        assert choose(ANY_GPU, 640, 512, 17).split_k == 1
+    finally:
+        plan._shipped.cache_clear()
+        choose.cache_clear()
+
+
+def test_buckets_cover_every_batch() -> None:
+    assert [bucket_of(m) for m in (1, 16, 17, 32, 33, 256, 257, 100_000)] == [16, 16, 32, 32, 64, 256, 4096, 4096]
+    assert list(BUCKETS) == sorted(BUCKETS)
