@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_the_operator_passes_torchs_own_checks() -> None:
     arguments = (x, w.codes, w.scale, w.scaling, w.n, w.k, None, None, False, torch.bfloat16, False, "emulate")
     # Its check of the schema multiplies FP8 tensors, which torch cannot do.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    opcheck: Any = torch.library.opcheck  # torch left it without types
+    opcheck = cast("Any", torch.library.opcheck)  # torch left it without types
     result = opcheck(scaled_linear_operator, arguments, test_utils=checks)
     assert result == dict.fromkeys(checks, "SUCCESS")
 
