@@ -53,23 +53,22 @@ def accumulate(
     check_operands(a, b)
     check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
-    return run_chains(a, b, unit_of(unit), split_k, promoted=not use_fast_accum)
+    return run_chains(a, b, unit_of(unit), split_parts(a.shape[1], split_k), promoted=not use_fast_accum)
 
 
 def run_chains(
     a: Tensor,
     b: Tensor,
     unit: TensorCoreUnit,
-    split_k: int,
+    parts: list[Span],
     *,
     promoted: bool,
     promote: Promote | None = None,
 ) -> Tensor:
-    """Run all chains of ``a @ b`` and fold them, each split-K part from +0; fp32 [M, N].
+    """Run all chains of ``a @ b`` and fold them, each split-K part from +0, and the parts from +0; fp32 [M, N].
 
     ``promote`` scales a block of 128 on its way into the total, whatever the unit; None is an fp32 addition.
     """
-    parts = _parts(a.shape[1], split_k)
     cut = promoted and (promote is not None or unit.products_per_step is not None)
     spans_of_parts = [_cut(part) if cut else [part] for part in parts]
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
@@ -77,7 +76,8 @@ def run_chains(
         view = out[tile.rows, tile.columns]
         for index, spans in enumerate(spans_of_parts):
             part = _fold(tile.chains, spans, view, promote, tile.rows, tile.columns)
-            view.copy_(part if index == 0 else view + part)
+            # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
+            view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
     return canonical_nan(out)
 
 
@@ -91,10 +91,21 @@ def _fold(
     return total
 
 
-def _parts(k: int, split_k: int) -> list[Span]:
-    """cuBLASLt's split: runs of ceil(T / S) tiles of 128 for T tiles; the last one is shorter, none is empty."""
-    tile_count = -(-k // PROMOTION_K)
-    length = max(1, -(-tile_count // split_k)) * PROMOTION_K
+def split_parts(k: int, split_k: int, multiple: int = 1) -> list[Span]:
+    """cuBLASLt's split of K: runs of ceil(T / S) tiles of 128 for T tiles; the last run is shorter, none is empty.
+
+    Args:
+        k: K.
+        split_k: S, the number of parts asked for; rounding up the runs can leave fewer.
+        multiple: runs are rounded up to a multiple of this number of tiles: 4 with 128x128 scales, 1 otherwise.
+
+    Source: recorded on an H200, ``tests/golden/split_k.json``.
+
+    >>> split_parts(16 * 128, 3), split_parts(300, 1)
+    ([(0, 768), (768, 1536), (1536, 2048)], [(0, 300)])
+    """
+    run = -(-k // (PROMOTION_K * split_k))
+    length = (k if split_k == 1 else -(-run // multiple) * multiple * PROMOTION_K) or PROMOTION_K
     return [(start, min(start + length, k)) for start in range(0, k, length)] or [(0, 0)]
 
 

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from fp8ref.emulation.accumulate import PROMOTION_K, run_chains
+from fp8ref.emulation.accumulate import PROMOTION_K, run_chains, split_parts
 from fp8ref.emulation.bits import canonical_nan, fma_fp32
 from fp8ref.emulation.chain import Span
 from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
@@ -17,6 +17,8 @@ from fp8ref.emulation.scales import BLOCK, Scaling, resolve_pair
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 assert BLOCK == PROMOTION_K, "a scale block is one promoted chain"
+
+_TILES_OF_A_RUN = 4  # cuBLASLt's split of K counts in fours of tiles where one operand has 128x128 scales
 
 
 def emulate_matmul(
@@ -38,7 +40,7 @@ def emulate_matmul(
         a: FP8 [M, K], any strides; or a :class:`fp8ref.ScaledTensor`, which brings its scales.
         b: FP8 [K, N], any strides; or a ScaledTensor (``fp8ref.quantize(weight).t()``). Both or neither.
         scale_a: fp32 scales of ``a``; its shape says the kind. One element: tensor-wise. [M, 1]: row-wise.
-            [M, ceil(K/128)]: 1x128 blocks along K.
+            [M, ceil(K/128)]: 1x128 blocks along K. [ceil(M/128), ceil(K/128)]: 128x128 blocks.
         scale_b: fp32 scales of ``b``, of the matching kind. One element; [1, N]; [ceil(K/128), N] (1x128 blocks) or
             [ceil(K/128), ceil(N/128)] (128x128 blocks). Values are taken as they are, NaN and negative included.
         bias: [N], fp32, bf16 or fp16 whatever the output (torch takes fewer); added in fp32 after the scales, with a
@@ -51,7 +53,8 @@ def emulate_matmul(
         scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
             meant unless this says otherwise, with all-one-element scales tensor-wise, and with N = 1 1x128 by 1x128
             rather than by 128x128. One of
-            ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``.
+            ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``,
+            ``("128x128", "1x128")``.
 
     Returns:
         [M, N] of ``out_dtype``, contiguous, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
@@ -76,14 +79,19 @@ def emulate_matmul(
     check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
     model = unit_of(unit)
-    if kinds[0] == "1x128":
+    if "1x128" in kinds:
         if use_fast_accum:
             raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
-        promote = partial(_promote_block, scale_a=left, scale_b=right, square=kinds[1] == "128x128")
-        result = run_chains(a, b, model, split_k, promoted=True, promote=promote)
+        parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
+        promote = partial(_promote_block, kinds=kinds, scale_a=left, scale_b=right)
+        result = run_chains(a, b, model, parts, promoted=True, promote=promote)
     else:
-        result = run_chains(a, b, model, split_k, promoted=not use_fast_accum)
-        result = result * (left.reshape(()) * right.reshape(())) if kinds[0] == "tensor" else result * right * left
+        parts = split_parts(a.shape[1], split_k)
+        result = run_chains(a, b, model, parts, promoted=not use_fast_accum)
+        if kinds[0] == "tensor":
+            result = _scale_tensor_wise(result, left.reshape(()) * right.reshape(()), cut=len(parts) > 1)
+        else:
+            result = result * right * left
     if bias is not None:
         result = result + bias.float()
     return _convert(result, out_dtype)
@@ -114,6 +122,14 @@ def _unpack(
     return a.data, b.data, a.scale, b.scale, (a.scaling, b.scaling)
 
 
+def _scale_tensor_wise(acc: Tensor, factor: Tensor, *, cut: bool) -> Tensor:
+    """One fp32 rounding of ``acc * factor``; the two forms, recorded on an H200, differ in the sign of a zero."""
+    if not cut:
+        return fma_fp32(acc, factor, torch.zeros_like(acc))
+    product = acc * factor
+    return torch.where((factor == 0) & (product == 0), 0.0, product)
+
+
 def _promote_block(
     total: Tensor,
     chain: Tensor,
@@ -121,19 +137,25 @@ def _promote_block(
     rows: slice,
     columns: slice,
     *,
+    kinds: tuple[Scaling, Scaling],
     scale_a: Tensor,
     scale_b: Tensor,
-    square: bool,
 ) -> Tensor:
     """One scaled block of K: an fp32 multiply and an FMA, in the order that the hardware was recorded to use."""
     if span[0] == span[1]:
         return total
     block = span[0] // BLOCK
-    left = scale_a[rows, block].unsqueeze(1)
-    if not square:
-        return fma_fp32(chain * left, scale_b[block, columns], total)
-    of_column = torch.arange(columns.start, columns.stop, device=chain.device) // BLOCK
-    return fma_fp32(chain, left * scale_b[block, of_column], total)
+    left = scale_a[_groups(rows, kinds[0], scale_a), block].unsqueeze(1)
+    right = scale_b[block, _groups(columns, kinds[1], scale_b)]
+    if "128x128" in kinds:
+        return fma_fp32(chain, left * right, total)
+    return fma_fp32(chain * left, right, total)
+
+
+def _groups(span: slice, kind: Scaling, scale: Tensor) -> Tensor:
+    """Which scale each row or column of a tile takes."""
+    index = torch.arange(span.start, span.stop, device=scale.device)
+    return index // BLOCK if kind == "128x128" else index
 
 
 def _convert(result: Tensor, out_dtype: torch.dtype) -> Tensor:

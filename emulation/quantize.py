@@ -165,10 +165,7 @@ def _computed_scale(x: Tensor, fmt: Fp8Format, scaling: Scaling, scale_format: S
 def _absmax(magnitude: Tensor, scaling: Scaling) -> Tensor:
     """The largest magnitude of each scale group, in the shape of the scales."""
     if magnitude.numel() == 0:
-        k = magnitude.shape[-1]
-        rows = magnitude.shape[:-1]
-        shape = {"tensor": [], "row": [*rows, 1], "1x128": [*rows, blocks(k)]}.get(scaling)
-        return magnitude.new_zeros(scale_shape(scaling, rows[0], k) if shape is None else shape)
+        return magnitude.new_zeros(scale_shape(scaling, *magnitude.shape))
     if scaling == "tensor":
         return magnitude.amax()
     if scaling == "row":
@@ -188,7 +185,7 @@ def _given_scale(scale: Tensor | float, x: Tensor, scaling: Scaling) -> Tensor:
     if scale.dtype != torch.float32:
         raise TypeError(f"scale: got {scale.dtype}; scales are torch.float32, convert with .float()")
     check_same_device(scale, x, "scale", "x")
-    wanted = scale_shape(scaling, x.shape[0], x.shape[-1]) if x.dim() == 2 else list(_absmax(x, scaling).shape)
+    wanted = scale_shape(scaling, *x.shape)
     if scaling == "tensor" and scale.numel() == 1:
         scale = scale.reshape(())
     if list(scale.shape) != wanted:

@@ -20,6 +20,7 @@ PAIRS: tuple[tuple[Scaling, Scaling], ...] = (
     ("row", "row"),
     ("1x128", "1x128"),
     ("1x128", "128x128"),
+    ("128x128", "1x128"),
 )
 """Pairs of kinds (of ``a``, of ``b``) that a product takes; where shapes fit several, the first is meant."""
 
@@ -41,19 +42,18 @@ def check_scaling(scaling: object, argument: str = "scaling") -> Scaling:
     raise ValueError(f"{argument}: got {scaling!r}; give one of {list(SCALINGS)}")
 
 
-def scale_shape(scaling: Scaling, rows: int, k: int) -> list[int]:
-    """Shape of the scales of an operand [rows, K] (for ``b`` [K, N]: of its transpose).
+def scale_shape(scaling: Scaling, *shape: int) -> list[int]:
+    """Shape of the scales of an operand [..., rows, K] (for ``b`` [K, N]: of its transpose).
 
     >>> scale_shape("1x128", 3, 300), scale_shape("128x128", 130, 300)
     ([3, 3], [2, 3])
     """
-    shapes: dict[Scaling, list[int]] = {
-        "tensor": [],
-        "row": [rows, 1],
-        "1x128": [rows, blocks(k)],
-        "128x128": [blocks(rows), blocks(k)],
-    }
-    return shapes[scaling]
+    *leading, k = shape
+    if scaling == "tensor":
+        return []
+    if scaling == "row":
+        return [*leading, 1]
+    return [*(map(blocks, leading) if scaling == "128x128" else leading), blocks(k)]
 
 
 def scale_fits(scale: Tensor, scaling: Scaling, rows: int, k: int) -> bool:

@@ -76,12 +76,15 @@ class TensorCoreUnit:
         return len(self.k_order)
 
 
-_MMA_SYNC_SM90 = tuple(k for k in range(32) if k % 4 < 2) + tuple(k for k in range(32) if k % 4 >= 2)
+# Two fp16 instructions take the place of one on fp8, and the registers of four fp8 hold two fp16 for each of them.
+_HMMA_PAIRS = tuple(k for k in range(32) if k % 4 < 2) + tuple(k for k in range(32) if k % 4 >= 2)
 
 _TABLE = (
     TensorCoreUnit("sm90", 32, 13, 14, tuple(range(32)), "alignment", "measured on an H200 (wgmma m64nNk32)"),
-    TensorCoreUnit("sm90_mma_sync", 16, 25, 24, _MMA_SYNC_SM90, "after", "measured on an H200 (mma.sync m16n8k32)"),
-    TensorCoreUnit("sm90_hmma", 16, 25, 24, tuple(range(16)), "alignment", "published (HMMA m16n8k16 on upcast fp8)"),
+    TensorCoreUnit("sm90_mma_sync", 16, 25, 24, _HMMA_PAIRS, "after", "measured on an H200 (mma.sync m16n8k32)"),
+    TensorCoreUnit(
+        "sm90_hmma", 16, 25, 24, _HMMA_PAIRS, "alignment", "measured on an H200 (tl.dot, fp8 upcast to fp16)"
+    ),
     TensorCoreUnit("sm89", 16, 13, 14, tuple(range(32)), "alignment", "public Ada hardware vectors"),
     TensorCoreUnit("sm100", 32, 25, 24, tuple(range(32)), "alignment", "published (tcgen05), not checked on hardware"),
     TensorCoreUnit("exact", None, 0, 24, (), "alignment", "by definition: exact sum, rounded once"),

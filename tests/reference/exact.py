@@ -38,7 +38,7 @@ from reference.rationals import (
 TILE = 128
 """K of one promoted chain, of one scale block, and of one tile of split-K."""
 
-Kind = Literal["tensor", "row", "1x128 by 1x128", "1x128 by 128x128"]
+Kind = Literal["tensor", "row", "1x128 by 1x128", "1x128 by 128x128", "128x128 by 1x128"]
 """What scales mean: those of a, then those of b where the two differ."""
 
 
@@ -179,14 +179,19 @@ def tiles_of(start: int, stop: int) -> list[tuple[int, int]]:
     return [(first, min(first + TILE, stop)) for first in range(start, stop, TILE)]
 
 
-def parts_of(length: int, split_k: int) -> list[tuple[int, int]]:
+def parts_of(length: int, split_k: int, multiple: int = 1) -> list[tuple[int, int]]:
     """The runs of K that split-K gives its parts: ceil(T / S) tiles of 128 each, the last one fewer.
 
-    >>> parts_of(1000, 3), parts_of(0, 3)
-    ([(0, 384), (384, 768), (768, 1000)], [(0, 0)])
+    An uncut K is one run; otherwise the runs are rounded up to a multiple of so many tiles.
+
+    >>> parts_of(1000, 3), parts_of(0, 3), parts_of(1000, 3, 4)
+    ([(0, 384), (384, 768), (768, 1000)], [(0, 0)], [(0, 512), (512, 1000)])
     """
-    run = ceil(ceil(length / TILE) / split_k) * TILE
-    return [(first, min(first + run, length)) for first in range(0, length, run)] if length else [(0, 0)]
+    if split_k == 1 or length == 0:
+        return [(0, length)]
+    tiles = ceil(ceil(length / TILE) / split_k)
+    run = ceil(tiles / multiple) * multiple * TILE
+    return [(first, min(first + run, length)) for first in range(0, length, run)]
 
 
 def accumulate_part(a: Vector, b: Vector, c: Number, mode: Mode) -> Number:
@@ -234,20 +239,26 @@ def scaled(a: Vector, b: Vector, scales: Scales, mode: Mode) -> Number:
     if scales.in_blocks:
         return block_scaled(a, b, scales, mode)
     x, s, t = accumulator(a, b, mode, ZERO), decode(scales.a[0], FP32), decode(scales.b[0], FP32)
-    if scales.kind == "tensor":
-        return fp32_multiply(x, fp32_multiply(s, t))
-    return fp32_multiply(fp32_multiply(x, t), s)
+    if scales.kind == "row":
+        return fp32_multiply(fp32_multiply(x, t), s)
+    factor = fp32_multiply(s, t)
+    if len(parts_of(len(a), mode.split_k)) == 1:
+        return fp32_fma(x, factor, ZERO)
+    product = fp32_multiply(x, factor)
+    return ZERO if factor.is_zero and product.is_zero else product
 
 
 def block_scaled(a: Vector, b: Vector, scales: Scales, mode: Mode) -> Number:
-    """The parts of K with block scales, added in fp32 from the first one on."""
+    """The parts of K with block scales; those of a cut K are added in fp32, from +0 and the first one on."""
     parts = []
-    for start, stop in parts_of(len(a), mode.split_k):
+    for start, stop in parts_of(len(a), mode.split_k, 4 if "128x128" in scales.kind else 1):
         first, last = start // TILE, ceil(stop / TILE)
         own = Scales(scales.kind, scales.a[first:last], scales.b[first:last])
         parts.append(block_scaled_part(a.part(start, stop), b.part(start, stop), own, mode))
-    total = parts[0]
-    for part in parts[1:]:
+    if len(parts) == 1:
+        return parts[0]
+    total = ZERO
+    for part in parts:
         total = fp32_add(total, part)
     return total
 

@@ -203,7 +203,8 @@ def scale_shapes(draw: st.DrawFn, kind: Kind, m: int, n: int, k: int) -> tuple[t
         return draw(one), draw(one)
     if kind == "row":
         return (m, 1), (1, n)
-    return (m, ceil(k / 128)), (ceil(k / 128), n if kind == "1x128 by 1x128" else ceil(n / 128))
+    rows = ceil(m / 128) if kind == "128x128 by 1x128" else m
+    return (rows, ceil(k / 128)), (ceil(k / 128), ceil(n / 128) if kind == "1x128 by 128x128" else n)
 
 
 @st.composite

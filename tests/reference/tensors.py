@@ -70,6 +70,7 @@ SCALING: dict[exact.Kind, tuple[Scaling, Scaling]] = {
     "row": ("row", "row"),
     "1x128 by 1x128": ("1x128", "1x128"),
     "1x128 by 128x128": ("1x128", "128x128"),
+    "128x128 by 1x128": ("128x128", "1x128"),
 }
 """The ``scaling`` argument of each kind of scales."""
 
@@ -102,8 +103,10 @@ class Product:
             return "tensor"
         if tuple(self.scale_a.shape) == (m, 1) and tuple(self.scale_b.shape) == (1, n):
             return "row"
-        if n == 1:
+        if n == 1 or m == 1:
             return "open"
+        if self.scale_a.shape[0] != m:
+            return "128x128 by 1x128"
         return "1x128 by 1x128" if self.scale_b.shape[1] == n else "1x128 by 128x128"
 
     @property
@@ -116,8 +119,9 @@ class Product:
         a, b = bits_of(self.scale_a), bits_of(self.scale_b)
         if self.kind == "tensor":
             return exact.Scales(self.kind, tuple(a.reshape(1).tolist()), tuple(b.reshape(1).tolist()))
+        row = i // exact.TILE if self.kind == "128x128 by 1x128" else i
         column = j // exact.TILE if self.kind == "1x128 by 128x128" else j
-        return exact.Scales(self.kind, tuple(a[i].tolist()), tuple(b[:, column].tolist()))
+        return exact.Scales(self.kind, tuple(a[row].tolist()), tuple(b[:, column].tolist()))
 
     def expected(self, i: int, j: int) -> int:
         """The bits of output (i, j) by the reference."""
