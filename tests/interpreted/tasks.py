@@ -142,9 +142,10 @@ def matmul(m: int, n: int, k: int, seed: int, layout: str, kind: str, options: d
         "row": ((m, 1), (1, n)),
         "1x128": ((m, blocks), (blocks, n)),
         "128x128": ((m, blocks), (blocks, -(-n // 128))),
+        "128x128 by 1x128": ((-(-m // 128), blocks), (blocks, n)),
     }[kind]
     scales = [guarded(torch.exp2(torch.randint(-1, 2, shape, generator=g).float())) for shape in shapes]
-    pair = ("1x128" if kind == "128x128" else kind, kind)
+    pair = {"128x128": ("1x128", "128x128"), "128x128 by 1x128": ("128x128", "1x128")}.get(kind, (kind, kind))
     with guards():
         y = scaled_matmul(a, b, *scales, scaling=pair, **options)  # type: ignore[arg-type]
     return _difference(y, emulate_matmul(a, b, *scales, scaling=pair, **options), "the oracle")  # type: ignore[arg-type]

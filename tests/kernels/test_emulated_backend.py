@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
@@ -86,8 +86,9 @@ def test_the_operator_passes_torchs_own_checks() -> None:
     arguments = (x, w.codes, w.scale, w.scaling, w.n, w.k, None, None, False, torch.bfloat16, False, "emulate")
     # Its check of the schema multiplies FP8 tensors, which torch cannot do.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    opcheck = cast("Any", torch.library.opcheck)  # torch left it without types
-    result = opcheck(scaled_linear_operator, arguments, test_utils=checks)
+    result = torch.library.opcheck(  # type: ignore[no-untyped-call]
+        scaled_linear_operator, arguments, test_utils=checks
+    )
     assert result == dict.fromkeys(checks, "SUCCESS")
 
 

@@ -62,7 +62,7 @@ def test_linear_with_block_scales(run: Run, m: int, n: int, k: int, seed: int, l
     k=depths,
     seed=seeds,
     layout=st.sampled_from(["plain", "columns", "gaps"]),
-    kind=st.sampled_from(["tensor", "row", "1x128", "128x128"]),
+    kind=st.sampled_from(["tensor", "row", "1x128", "128x128", "128x128 by 1x128"]),
     split_k=st.integers(1, 5),
     out=out_dtypes,
 )
@@ -89,6 +89,14 @@ def test_bfloat16(run: Run) -> None:
 def test_splits_long_rows_and_large_tiles(run: Run, m: int, n: int, k: int) -> None:
     options = {"out_dtype": torch.float32, "bias": None, "x": torch.bfloat16, "static": False}
     assert run(tasks.linear, m, n, k, 0, "plain", "row", options) == ""
+
+
+@pytest.mark.parametrize("kind", ["tensor", "row", "1x128", "128x128", "128x128 by 1x128"])
+def test_matmul_in_runs_of_many_tiles(run: Run, kind: str) -> None:
+    for split_k in (2, 3, 5):
+        assert (
+            run(tasks.matmul, 130, 33, 1700, 0, "plain", kind, {"split_k": split_k, "out_dtype": torch.float32}) == ""
+        )
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 7), (3, 0, 7), (3, 5, 0), (0, 0, 0), (2, 3, 1)])

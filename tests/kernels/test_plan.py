@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fp8ref.emulation.accumulate import split_parts
 from fp8ref.kernels import plan
 from fp8ref.kernels.plan import BUCKETS, Plan, Tile, bucket_of, choose, library_can, parts_of, rule_split
 
@@ -17,12 +18,13 @@ FILES = sorted((Path(plan.__file__).parent / "tuning").glob("*.json"))
 sizes = st.integers(1, 30000)
 
 
-@given(k=st.integers(0, 100_000), split_k=st.integers(1, 1000))
-def test_parts_are_runs_of_equal_length_and_none_is_empty(k: int, split_k: int) -> None:
-    part_tiles, parts = parts_of(k, split_k)
-    tiles = max(1, -(-k // 128))
-    assert (parts - 1) * part_tiles < tiles <= parts * part_tiles
-    assert part_tiles == -(-tiles // split_k)
+@given(k=st.integers(1, 100_000), split_k=st.integers(1, 1000), multiple=st.sampled_from([1, 4]))
+def test_parts_are_those_of_the_oracle(k: int, split_k: int, multiple: int) -> None:
+    part_tiles, parts = parts_of(k, split_k, multiple)
+    spans = split_parts(k, split_k, multiple)
+    assert [start for start, _ in spans] == [part_tiles * 128 * i for i in range(parts)]
+    assert split_parts(k, parts, multiple) == spans, "the number that explain() gives must describe the same parts"
+    assert parts_of(0, split_k, multiple) == (1, 1)
 
 
 @given(n=sizes, k=sizes, m=st.integers(1, 5000))

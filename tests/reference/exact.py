@@ -69,7 +69,7 @@ class Scales:
     @property
     def in_blocks(self) -> bool:
         """Whether each 128 of K has scales of its own."""
-        return self.kind.startswith("1x128")
+        return "1x128" in self.kind
 
 
 @dataclass(frozen=True)

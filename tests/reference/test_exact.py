@@ -152,12 +152,23 @@ def test_scales_are_multiplied_in_the_order_of_their_kind() -> None:
     assert scaled("tensor", 2.0**-80, 2.0**-60) == fp32(2.0**-140)
     assert scaled("tensor", 2.0**-80, 2.0**-80, acc=codes(256.0)) == 0
     assert scaled("row", 2.0**-80, 2.0**80) == fp32(1.0)
-    assert scaled("tensor", -1.0, 1.0, acc=codes(0.0)) == 1 << 31
+    assert scaled("row", -1.0, 1.0, acc=codes(0.0)) == 1 << 31
     assert scaled("1x128 by 1x128", -1.0, 1.0, acc=codes(0.0)) == 0
     assert scaled("tensor", math.nan, 1.0, BF16) == 0x7FFF
     assert scaled("tensor", math.nan, 1.0, E4M3) == scaled("tensor", math.nan, 1.0, E5M2) == 0x7F
     assert scaled("tensor", math.inf, 1.0, E4M3) == 0x7E
     assert scaled("tensor", 65536.0, 1.0, FP16) == 0x7C00
+
+
+def test_the_sign_of_a_tensor_wise_zero() -> None:
+    """An uncut K: only a product that is exactly zero becomes +0. A cut one: only a zero factor makes it +0."""
+    tiny = codes(2.0**-9)
+    assert scaled("tensor", -1.0, 1.0, acc=codes(0.0)) == 0
+    assert scaled("tensor", -(2.0**-100), 2.0**-45, acc=tiny) == 1 << 31
+    two = Vector(E4M3, (0,) * 256)
+    cut = Mode(UNITS["sm90"], split_k=2)
+    for factor, expected in ((-1.0, 1 << 31), (1.0, 0), (-0.0, 0)):
+        assert matmul(two, two, cut, FP32, scales=Scales("tensor", (fp32(factor),), (fp32(1.0),))) == expected
 
 
 def test_block_scales_use_a_fused_multiply_add() -> None:
@@ -178,7 +189,7 @@ def test_bias_is_a_rounding_of_its_own() -> None:
     # 1 + 2^-8 is a tie of bf16; fp32 keeps the bias of 2^-30 out of sight only if it rounds first.
     assert scaled("tensor", 1 + 2.0**-8, 1.0, BF16, bias=2.0**-30) == 0x3F80
     assert scaled("tensor", 1 + 2.0**-8, 1.0, BF16, bias=2.0**-23) == 0x3F81
-    assert scaled("tensor", 1.0, -0.0, BF16, bias=-0.0) == 0x8000
+    assert scaled("row", 1.0, -0.0, BF16, bias=-0.0) == 0x8000
     assert scaled("tensor", 1.0, -0.0, BF16, bias=0.0) == 0x0000
 
 
