@@ -22,7 +22,14 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 OUTS = [BF16, BF16, FP32, FP16, E4M3, E5M2]
 BIASES = [None, None, BF16, FP16, FP32]
-PAIRS = [("tensor", "tensor"), ("row", "row"), ("row", "row"), ("1x128", "1x128"), ("1x128", "128x128")]
+PAIRS = [
+    ("tensor", "tensor"),
+    ("row", "row"),
+    ("row", "row"),
+    ("1x128", "1x128"),
+    ("1x128", "128x128"),
+    ("128x128", "1x128"),
+]
 
 
 @dataclass(frozen=True)
@@ -152,6 +159,14 @@ def _linear(
     return Outcome(y.numel(), differing_bits(y, wanted), compared, wrong, guards.broken(), text)
 
 
+def _scales(shape: tuple[int, ...], rng: random.Random, g: torch.Generator) -> Tensor:
+    """Return positive scales, or some of both signs and zero: the sign of a zero result depends on them."""
+    scale = torch.rand(shape, device="cuda", generator=g) + 0.01
+    if rng.random() < 0.5:
+        return scale
+    return scale * torch.randint(-1, 2, shape, device="cuda", generator=g)
+
+
 def _matmul(
     rng: random.Random, g: torch.Generator, o: dict[str, Any], m: int, n: int, k: int, bias: Tensor | None
 ) -> Outcome:
@@ -163,13 +178,9 @@ def _matmul(
     if layout == "rows":
         b = guards.copy(b.contiguous())
     blocks = -(-k // 128)
-    shapes = {
-        "tensor": ((), ()),
-        "row": ((m, 1), (1, n)),
-        "1x128": ((m, blocks), (blocks, n)),
-        "128x128": ((m, blocks), (blocks, -(-n // 128))),
-    }[o["pair"][1]]
-    sa, sb = (guards.copy(torch.rand(s, device="cuda", generator=g) + 0.01) for s in shapes)
+    left = {"tensor": (), "row": (m, 1), "1x128": (m, blocks), "128x128": (-(-m // 128), blocks)}[o["pair"][0]]
+    right = {"tensor": (), "row": (1, n), "1x128": (blocks, n), "128x128": (blocks, -(-n // 128))}[o["pair"][1]]
+    sa, sb = (guards.copy(_scales(s, rng, g)) for s in (left, right))
     options: dict[str, Any] = {
         "bias": bias, "out_dtype": o["out"], "use_fast_accum": o["fast"], "split_k": o["split"], "scaling": o["pair"],
     }  # fmt: skip

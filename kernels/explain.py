@@ -8,7 +8,7 @@ import torch
 
 from fp8ref.kernels.linear import plan_for, unit_or_sm90
 from fp8ref.kernels.pack import PackedWeight
-from fp8ref.kernels.plan import Plan, Tile, parts_of
+from fp8ref.kernels.plan import Plan, Tile, parts_of, run_multiple
 from fp8ref.kernels.product import gpu_name, tile_for
 from fp8ref.kernels.quantize import row_cut
 
@@ -83,7 +83,7 @@ def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str)
     name = "e4m3" if w.codes.dtype == torch.float8_e4m3fn else "e5m2"
     cut = row_cut(max(1, m), w.k)
     stored = list(w.codes.shape)
-    part_tiles, parts = parts_of(w.k, plan.split_k)
+    part_tiles, parts = parts_of(w.k, plan.split_k, run_multiple(w.scaling))
     chunks = max(1, -(-w.codes.shape[1] // cut["CHUNK"]))
     tiles = f"{part_tiles} tile{'s' * (part_tiles != 1)} of 128"
     if plan.path == "library":

@@ -85,11 +85,18 @@ def join_parts(  # type: ignore[no-untyped-def]
 
 @jit
 def store_cell(  # type: ignore[no-untyped-def]
-    acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+    acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
     """Scales, bias and output rounding, each with a rounding of its own, in the oracle's order."""
     if KIND == "tensor":
-        acc = acc * (sx[None, :] * sw[:, None])
+        factor = sx[None, :] * sw[:, None]
+        if SPLIT == 1:
+            # One rounding, as a product has it, but a zero comes out as +0.
+            acc = tl.fma(acc, factor, tl.zeros_like(acc))
+        else:
+            acc = acc * factor
+            acc = tl.where((factor == 0.0) & (acc == 0.0), 0.0, acc)
     elif KIND == "row":
         acc = (acc * sw[:, None]) * sx[None, :]
     if HAS_BIAS:
@@ -126,14 +133,15 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     acc = tl.zeros([BLOCK_N, BLOCK_M], dtype=tl.float32)
     if PDL:
         gdc_wait()
-    sx_ptr += offs_m.to(tl.int64) * stride_sxm
+    row_m = offs_m.to(tl.int64)
+    sx_ptr += (row_m // 128 if KIND == "128x128 by 1x128" else row_m) * stride_sxm
     sx = tl.load(sx_ptr, mask=in_m, other=0.0) if AT_END else in_m
     offs_k = tl.arange(0, BLOCK_K)
     step_k = k_begin + offs_k
     if WIDE:
         step_k = step_k.to(tl.int64)
     w_ptrs = w_ptr + row_n[:, None] * stride_wn + step_k[None, :] * stride_wk
-    x_ptrs = x_ptr + offs_m.to(tl.int64)[None, :] * stride_xm + step_k[:, None] * stride_xk
+    x_ptrs = x_ptr + row_m[None, :] * stride_xm + step_k[:, None] * stride_xk
     for i in tl.range(0, tl.cdiv(left, BLOCK_K)):
         if EVEN_K:
             w = tl.load(w_ptrs)
@@ -150,4 +158,4 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     if SPLIT > 1:
         acc, last = join_parts(acc, part_ptr, count_ptr, cell, part, in_m, SPLIT, BLOCK_M, BLOCK_N)
     if last:
-        store_cell(acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS)
+        store_cell(acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS, SPLIT)

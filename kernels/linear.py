@@ -15,7 +15,7 @@ from fp8ref.kernels.calls import Call, Request, empty_call, library_call, triton
 from fp8ref.kernels.device import check_placement, interpreting, unit_of_device
 from fp8ref.kernels.ops import scaled_linear_operator
 from fp8ref.kernels.pack import PackedWeight
-from fp8ref.kernels.plan import Plan, choose
+from fp8ref.kernels.plan import Plan, choose, run_multiple
 from fp8ref.kernels.product import gpu_name
 
 Backend = Literal["auto", "emulate"]
@@ -149,7 +149,15 @@ def plan_for(
         and unit_or_sm90(device) == "sm90"
         and not (device.type == "cpu" and interpreting())
     )
-    return choose(gpu_name(device), w.n, w.k, m, batch_invariant=invariant, library_allowed=library)
+    return choose(
+        gpu_name(device),
+        w.n,
+        w.k,
+        m,
+        batch_invariant=invariant,
+        library_allowed=library,
+        multiple=run_multiple(w.scaling),
+    )
 
 
 def unit_or_sm90(device: torch.device) -> str:

@@ -16,7 +16,7 @@ from fp8ref.kernels import launch
 from fp8ref.kernels.device import check_placement
 from fp8ref.kernels.launch import Pointer, Runner, addresser, carver, compile_runner, current_stream
 from fp8ref.kernels.linear import Backend
-from fp8ref.kernels.plan import Plan, choose, parts_of
+from fp8ref.kernels.plan import Plan, choose
 from fp8ref.kernels.product import Operands, Product, gpu_name, prepare_product
 from fp8ref.kernels.quantize import uses_pdl
 
@@ -73,7 +73,7 @@ def scaled_matmul(
     check_bias(bias, a, b.shape[1])
     check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
-    if kinds[0] == "1x128" and use_fast_accum:
+    if "1x128" in kinds and use_fast_accum:
         raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
     unit = check_placement(a, {"b": b, "scale_a": left, "scale_b": right, "bias": bias})
     with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
@@ -94,8 +94,9 @@ def operands_of(a: Tensor, w: Tensor, left: Tensor, right: Tensor, kinds: tuple[
         strides = (left.stride(0), 0, right.stride(1), 0)
     else:
         strides = (left.stride(0), left.stride(1), right.stride(1), right.stride(0))
+    kind = "128x128 by 1x128" if kinds[0] == "128x128" else kinds[1]
     return Operands(
-        m, n, k, (a.stride(0), a.stride(1)), (w.stride(0), w.stride(1)), strides, a.dtype, w.dtype, kinds[1],
+        m, n, k, (a.stride(0), a.stride(1)), (w.stride(0), w.stride(1)), strides, a.dtype, w.dtype, kind,
         a.data_ptr() % 16 == 0, w.data_ptr() % 16 == 0,
     )  # fmt: skip
 
@@ -114,7 +115,7 @@ def _prepared(
     plan = Plan("triton", split_k, plan.tile)
     product = prepare_product(
         operands, plan, unit, device, use_fast_accum=use_fast_accum, bias=None if bias is None else bias[0],
-        bias_aligned=bias is None or bias[1], out_dtype=out_dtype, after_ours=parts_of(operands.k, split_k)[1] > 1,
+        bias_aligned=bias is None or bias[1], out_dtype=out_dtype, after_ours=operands.parts(split_k)[1] > 1,
     )  # fmt: skip
     clear = _prepare_clear(product.counters, device) if product.counters else None
     return product, clear

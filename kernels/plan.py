@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from fp8ref.emulation.accumulate import split_parts
+
 PART = 128
 """Split-K counts K in tiles of 128, as cuBLASLt does."""
 
@@ -60,15 +62,26 @@ class Plan:
     why: str = ""
 
 
-def parts_of(k: int, split_k: int) -> tuple[int, int]:
+def parts_of(k: int, split_k: int, multiple: int = 1) -> tuple[int, int]:
     """Return the tiles of 128 that a part has, and the number of parts that are not empty.
 
-    >>> parts_of(4096, 3), parts_of(128, 4)
-    ((11, 3), (1, 1))
+    The reference is :func:`fp8ref.emulation.accumulate.split_parts`; ``multiple`` is :func:`run_multiple`.
+
+    >>> parts_of(4096, 3), parts_of(128, 4), parts_of(4096, 3, 4)
+    ((11, 3), (1, 1), (12, 3))
     """
-    tiles = max(1, -(-k // PART))
-    part_tiles = -(-tiles // split_k)
-    return part_tiles, -(-tiles // part_tiles)
+    spans = split_parts(k, split_k, multiple)
+    start, stop = spans[0]
+    return max(1, -(-(stop - start) // PART)), len(spans)
+
+
+def run_multiple(*scalings: str) -> int:
+    """Return what the tiles of a part are a multiple of: 4 where one operand has 128x128 scales.
+
+    >>> run_multiple("row"), run_multiple("1x128", "128x128")
+    (1, 4)
+    """
+    return 4 if "128x128" in scalings else 1
 
 
 def bucket_of(m: int) -> int:
@@ -143,11 +156,19 @@ def tuned(device_name: str, n: int, k: int, m: int) -> Plan | None:
 
 @lru_cache(maxsize=4096)
 def choose(
-    device_name: str, n: int, k: int, m: int, *, batch_invariant: bool = False, library_allowed: bool = True
+    device_name: str,
+    n: int,
+    k: int,
+    m: int,
+    *,
+    batch_invariant: bool = False,
+    library_allowed: bool = True,
+    multiple: int = 1,
 ) -> Plan:
     """Return the plan for ``x [m, k] @ weight [n, k].t()``.
 
     With ``batch_invariant`` K is never split, so that every batch size has the arithmetic of ``split_k=1``.
+    ``multiple`` is the :func:`run_multiple` of the scales.
 
     >>> choose("a GPU without a tuning file", 4096, 4096, 3).split_k
     2
@@ -163,12 +184,12 @@ def choose(
         plan = Plan("triton", 1, rule_tile(m), why)
     if batch_invariant and plan.split_k > 1:
         plan = Plan(plan.path, 1, plan.tile, plan.why + "; K whole for batch invariance")
-    return _fit(plan, k)
+    return _fit(plan, k, multiple)
 
 
-def _fit(plan: Plan, k: int) -> Plan:
+def _fit(plan: Plan, k: int, multiple: int = 1) -> Plan:
     """Make every part but the last a whole number of steps."""
-    part_tiles, parts = parts_of(k, plan.split_k)
+    part_tiles, parts = parts_of(k, plan.split_k, multiple)
     tile = plan.tile
     if parts > 1 and (part_tiles * PART) % tile.block_k:
         tile = Tile(**{**asdict(tile), "block_k": PART})

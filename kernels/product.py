@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from fp8ref.kernels.launch import Pointer, Runner, compile_runner
-from fp8ref.kernels.plan import PART, Plan, Tile, parts_of
+from fp8ref.kernels.plan import PART, Plan, Tile, parts_of, run_multiple
 from fp8ref.kernels.quantize import uses_pdl
 
 _INT32 = 2**31
@@ -18,7 +18,8 @@ _INT32 = 2**31
 class Operands:
     """Shapes and strides of a product out[M, N] = x[M, K] @ w[N, K]^T, in elements.
 
-    ``scale_strides`` are those of the scales of x along M and K, then of w along N (or its blocks) and K.
+    ``scale_strides`` are those of the scales of x along M (or its blocks) and K, then of w along N (or blocks) and K.
+    ``kind`` names the scales of w; "128x128 by 1x128" is the one pair where x has the larger blocks.
     """
 
     m: int
@@ -32,6 +33,10 @@ class Operands:
     kind: str
     x_aligned: bool = True
     w_aligned: bool = True
+
+    def parts(self, split_k: int) -> tuple[int, int]:
+        """Return the tiles of 128 of a part and the number of parts."""
+        return parts_of(self.k, split_k, run_multiple(*self.kind.split(" by ")))
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Product:
 def tile_for(unit: str, plan: Plan, kind: str) -> Tile:
     """Return the tile that the unit and the kind of scales allow: blocks of 128, and no promotion inside mma.sync."""
     tile = plan.tile
-    if kind in ("1x128", "128x128") or unit == "sm89":
+    if kind not in ("tensor", "row") or unit == "sm89":
         stages = min(tile.stages, 3) if unit == "sm89" else tile.stages
         tile = replace(tile, block_k=PART, stages=stages)
     return tile
@@ -90,7 +95,7 @@ def prepare_product(
     from fp8ref.kernels import jit_matmul
 
     o, tile = operands, tile_for(unit, plan, operands.kind)
-    part_tiles, split = parts_of(o.k, plan.split_k)
+    part_tiles, split = o.parts(plan.split_k)
     counters, part_nbytes = workspace_of(tile, split, o.m, o.n)
     cells = -(-o.m // tile.block_m) * -(-o.n // tile.block_n)
     pdl = after_ours and uses_pdl(device)

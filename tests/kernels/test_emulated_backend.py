@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -86,9 +87,7 @@ def test_the_operator_passes_torchs_own_checks() -> None:
     arguments = (x, w.codes, w.scale, w.scaling, w.n, w.k, None, None, False, torch.bfloat16, False, "emulate")
     # Its check of the schema multiplies FP8 tensors, which torch cannot do.
     checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    result = torch.library.opcheck(  # type: ignore[no-untyped-call]
-        scaled_linear_operator, arguments, test_utils=checks
-    )
+    result = torch.library.opcheck(scaled_linear_operator, arguments, test_utils=checks)
     assert result == dict.fromkeys(checks, "SUCCESS")
 
 
@@ -132,17 +131,11 @@ def test_refusals_name_the_argument(
         scaled_linear(*arguments, backend=backend, **options)  # type: ignore[arg-type]
 
 
-def test_no_silent_fallback_from_the_gpu() -> None:
-    for call in (lambda: scaled_linear(X, WEIGHT), lambda: scaled_matmul(*_operands())):
-        with pytest.raises(ValueError, match=r'on cpu; the kernels need an NVIDIA GPU.*backend="emulate"'):
-            call()
-    for call in (
-        lambda: scaled_linear(X, WEIGHT, backend="cuda"),  # type: ignore[arg-type]
-        lambda: scaled_matmul(*_operands(), backend="cuda"),  # type: ignore[arg-type]
-    ):
-        with pytest.raises(ValueError, match="backend: got 'cuda'"):
-            call()
-
-
-def _operands() -> tuple[Any, Any]:
-    return quantize(X, scaling="row"), quantize(X, scaling="row").t()
+@pytest.mark.parametrize("call", [scaled_linear, scaled_matmul])
+def test_no_silent_fallback_from_the_gpu(call: Callable[..., Tensor]) -> None:
+    q = quantize(X, scaling="row")
+    arguments = (X, WEIGHT) if call is scaled_linear else (q, q.t())
+    with pytest.raises(ValueError, match=r'on cpu; the kernels need an NVIDIA GPU.*backend="emulate"'):
+        call(*arguments)
+    with pytest.raises(ValueError, match="backend: got 'cuda'"):
+        call(*arguments, backend="cuda")
