@@ -138,8 +138,10 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     sx = tl.load(sx_ptr, mask=in_m, other=0.0) if AT_END else in_m
     offs_k = tl.arange(0, BLOCK_K)
     step_k = k_begin + offs_k
+    step = BLOCK_K
     if WIDE:
         step_k = step_k.to(tl.int64)
+        step = tl.full([], BLOCK_K, tl.int64)
     w_ptrs = w_ptr + row_n[:, None] * stride_wn + step_k[None, :] * stride_wk
     x_ptrs = x_ptr + row_m[None, :] * stride_xm + step_k[:, None] * stride_xk
     for i in tl.range(0, tl.cdiv(left, BLOCK_K)):
@@ -152,8 +154,8 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
             x = tl.load(x_ptrs, mask=in_k[:, None] & in_m[None, :], other=0.0)
         block = k_begin // 128 + i
         acc = add_step(acc, w, x, sx_ptr, sw_ptr, block, stride_sxk, stride_swk, in_m, in_n, ACCURATE, KIND, WGMMA)
-        w_ptrs += BLOCK_K * stride_wk
-        x_ptrs += BLOCK_K * stride_xk
+        w_ptrs += step * stride_wk
+        x_ptrs += step * stride_xk
     last = True
     if SPLIT > 1:
         acc, last = join_parts(acc, part_ptr, count_ptr, cell, part, in_m, SPLIT, BLOCK_M, BLOCK_N)

@@ -7,11 +7,9 @@ from typing import Any
 
 import torch
 
+from fp8ref.kernels import quantize
 from fp8ref.kernels.launch import Pointer, Runner, compile_runner
 from fp8ref.kernels.plan import PART, Plan, Tile, parts_of, run_multiple
-from fp8ref.kernels.quantize import uses_pdl
-
-_INT32 = 2**31
 
 
 @dataclass(frozen=True)
@@ -98,8 +96,8 @@ def prepare_product(
     part_tiles, split = o.parts(plan.split_k)
     counters, part_nbytes = workspace_of(tile, split, o.m, o.n)
     cells = -(-o.m // tile.block_m) * -(-o.n // tile.block_n)
-    pdl = after_ours and uses_pdl(device)
-    wide = max(o.x_strides[1], o.w_strides[1]) * (o.k + tile.block_k) >= _INT32
+    pdl = after_ours and quantize.uses_pdl(device)
+    wide = max(o.x_strides[1], o.w_strides[1]) * (o.k + tile.block_k) >= quantize.INT32
     pointers = (
         Pointer(o.x_dtype, o.x_aligned),
         Pointer(o.w_dtype, o.w_aligned),

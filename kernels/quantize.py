@@ -13,6 +13,9 @@ from fp8ref.kernels import launch
 from fp8ref.kernels.device import capability_of, interpreting, unit_of_device
 from fp8ref.kernels.launch import Pointer, Runner, addresser, compile_runner, current_stream
 
+INT32 = 2**31
+"""Offsets along K from here on are computed in 64 bits; those along rows always are."""
+
 _PROGRAMS = 132
 _LONGEST_ROW = 16384
 """Elements of a row that one program keeps in registers; a longer row is read twice, the second time from L2."""
@@ -59,7 +62,7 @@ def prepare_quantiser(x: Tensor, padded: int, counters: int, *, blockwise: bool,
 
     (m, k), (stride_m, stride_k) = x.shape, x.stride()
     pdl = uses_pdl(x.device)
-    shared = {"WIDE": stride_k * max(k, padded) >= 2**31, "PDL": pdl}
+    shared = {"WIDE": stride_k * max(k, padded) >= INT32, "PDL": pdl}
     integers = (k, padded, stride_m, stride_k, counters)
     pointers = [Pointer(x.dtype, aligned), Pointer(torch.float8_e4m3fn), Pointer(torch.float32)]
     options: dict[str, Any] = {"launch_pdl": pdl, "enable_fp_fusion": False}

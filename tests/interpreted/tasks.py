@@ -6,7 +6,7 @@ product, partial sum and code is exact, in any order, so the oracle, and a plain
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -18,6 +18,7 @@ from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import quantize
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels import calls, launch, plan
+from fp8ref.kernels import quantize as quantize_module
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
 from fp8ref.kernels.pack import PackedWeight, pack_weight
@@ -149,6 +150,15 @@ def matmul(m: int, n: int, k: int, seed: int, layout: str, kind: str, options: d
     with guards():
         y = scaled_matmul(a, b, *scales, scaling=pair, **options)  # type: ignore[arg-type]
     return _difference(y, emulate_matmul(a, b, *scales, scaling=pair, **options), "the oracle")  # type: ignore[arg-type]
+
+
+def with_wide_offsets(task: Callable[..., str], *arguments: Any) -> str:
+    """Run a task as if every tensor reached over 2**31 elements along K."""
+    real, quantize_module.INT32 = quantize_module.INT32, 1
+    try:
+        return task(*arguments)
+    finally:
+        quantize_module.INT32 = real
 
 
 def quantiser(m: int, k: int, seed: int, layout: str, blockwise: bool) -> str:

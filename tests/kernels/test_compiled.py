@@ -32,7 +32,14 @@ def ptx(
 
 @lru_cache(maxsize=32)
 def product(
-    sm: int = 90, *, m: int = 16, kind: str = "row", accurate: bool = True, split: int = 1, even: bool = True
+    sm: int = 90,
+    *,
+    m: int = 16,
+    kind: str = "row",
+    accurate: bool = True,
+    split: int = 1,
+    even: bool = True,
+    wide: bool = False,
 ) -> str:
     pointers = {
         "x_ptr": FP8["e4m3"],
@@ -44,7 +51,7 @@ def product(
     types = pointers | {"sx_ptr": "*fp32", "sw_ptr": "*fp32", "part_ptr": "*fp32"} | dict.fromkeys(SIZES, "i32")
     constants = {
         "stride_xk": 1, "stride_wk": 1, "BLOCK_M": m, "BLOCK_N": 64, "BLOCK_K": 128, "SPLIT": split, "GROUP": 1,
-        "KIND": kind, "ACCURATE": accurate, "HAS_BIAS": True, "EVEN_K": even, "WIDE": False, "WGMMA": sm == 90,
+        "KIND": kind, "ACCURATE": accurate, "HAS_BIAS": True, "EVEN_K": even, "WIDE": wide, "WGMMA": sm == 90,
         "PDL": sm == 90,
     }  # fmt: skip
     options = {"num_warps": 4, "num_stages": 3, "launch_pdl": sm == 90, "enable_fp_fusion": False}
@@ -73,6 +80,12 @@ def test_weights_are_loaded_16_bytes_at_a_time(even: bool) -> None:
     assert count(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", text) > 0
     assert count(r"ld\.global\.b8", text) == 0
     assert count(r"cp\.async\.ca", text) == 0
+
+
+def test_offsets_of_64_bits_cost_no_width() -> None:
+    text = product(wide=True)
+    assert count(r"cp\.async\.cg\.shared\.global \[[^]]+\], \[[^]]+\], 0x10", text) > 0
+    assert count(r"wgmma\.mma_async", text) > 0
 
 
 def test_nothing_is_fused_that_rounds_on_its_own() -> None:

@@ -99,6 +99,14 @@ def test_matmul_in_runs_of_many_tiles(run: Run, kind: str) -> None:
         )
 
 
+def test_offsets_of_64_bits(run: Run) -> None:
+    for layout in ("plain", "columns", "gaps"):
+        options = {"split_k": 2, "out_dtype": torch.float32}
+        assert run(tasks.with_wide_offsets, tasks.matmul, 5, 71, 391, 1, layout, "row", options) == ""
+        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, False) == ""
+        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, True) == ""
+
+
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 7), (3, 0, 7), (3, 5, 0), (0, 0, 0), (2, 3, 1)])
 def test_empty_sizes(run: Run, m: int, n: int, k: int) -> None:
     for scaling in ("row", "1x128", "128x128"):
