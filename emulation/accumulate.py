@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import canonical_nan
-from fp8ref.emulation.chain import Span, tiles
+from fp8ref.emulation.chain import Span, Tile, tiles
 from fp8ref.emulation.checks import check_bool, check_operands, check_split_k
+from fp8ref.emulation.lanes import for_each
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 PROMOTION_K = 128
@@ -72,12 +73,16 @@ def run_chains(
     cut = promoted and (promote is not None or unit.products_per_step is not None)
     spans_of_parts = [_cut(part) if cut else [part] for part in parts]
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
-    for tile in tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]):
-        view = out[tile.rows, tile.columns]
+
+    def fill(tile: Tile) -> None:
+        view, chains = out[tile.rows, tile.columns], tile.chains()
         for index, spans in enumerate(spans_of_parts):
-            part = _fold(tile.chains, spans, view, promote, tile.rows, tile.columns)
+            part = _fold(chains, spans, view, promote, tile.rows, tile.columns)
             # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
             view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
+
+    with torch.no_grad():
+        for_each(fill, tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]), a.device)
     return canonical_nan(out)
 
 

@@ -8,8 +8,9 @@ a product: multiply, scale, truncate, add. The largest exponent of a step comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from fp8ref.emulation.bits import FP32, FP64, floor_pow2, truncate_significand
 from fp8ref.emulation.decode import POWER, decode
 from fp8ref.emulation.exact import exact_matmul
 from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
+from fp8ref.emulation.lanes import Once
 from fp8ref.emulation.specials import finite_part, has_specials, specials_of_product
 from fp8ref.emulation.units import TensorCoreUnit
 
@@ -32,11 +34,11 @@ _PEAKS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 @dataclass(frozen=True)
 class Tile:
-    """A rectangle of the output and an iterator over its chains' fp32 results, in the order of the spans."""
+    """A rectangle of the output; ``chains`` computes the fp32 results of its chains, in the order of the spans."""
 
     rows: slice
     columns: slice
-    chains: Iterator[Tensor]
+    chains: Callable[[], Iterator[Tensor]]
 
 
 def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span]) -> Iterator[Tile]:
@@ -47,7 +49,7 @@ def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span]) -> 
     """
     if b.shape[1] < 64 and b.shape[1] < a.shape[0]:  # vector lanes run along the second operand's free dimension
         for tile in tiles(b.t(), a.t(), unit, spans):
-            yield Tile(tile.columns, tile.rows, (chain.t() for chain in tile.chains))
+            yield Tile(tile.columns, tile.rows, partial(_transposed, tile.chains))
         return
     if unit.products_per_step is None:
         yield from _walk(a, b, _Exact(), spans)
@@ -68,15 +70,25 @@ class _Engine(Protocol[Prepared]):
 def _walk(a: Tensor, b: Tensor, engine: _Engine[Prepared], spans: Sequence[Span]) -> Iterator[Tile]:
     special = has_specials(a) or has_specials(b)
     height, width = engine.tile_shape(a.shape[0], b.shape[1], a.shape[1])
+
+    def prepare(operand: Tensor) -> Prepared:
+        return engine.prepare(finite_part(operand) if special else operand, spans)
+
+    def chains(left: Tensor, right: Tensor, prepared: Once[Prepared]) -> Iterator[Tensor]:
+        finite = engine.chains(prepare(left), prepared(), spans)
+        return _with_specials(finite, left, right.t(), spans) if special else finite
+
     for column in range(0, b.shape[1], width):
         columns = slice(column, min(column + width, b.shape[1]))
-        right = b[:, columns]
-        prepared = engine.prepare(finite_part(right).t() if special else right.t(), spans)
+        right = b[:, columns].t()
+        prepared = Once(partial(prepare, right))
         for row in range(0, a.shape[0], height):
             rows = slice(row, min(row + height, a.shape[0]))
-            left = engine.prepare(finite_part(a[rows]) if special else a[rows], spans)
-            chains = engine.chains(left, prepared, spans)
-            yield Tile(rows, columns, _with_specials(chains, a[rows], right, spans) if special else chains)
+            yield Tile(rows, columns, partial(chains, a[rows], right, prepared))
+
+
+def _transposed(chains: Callable[[], Iterator[Tensor]]) -> Iterator[Tensor]:
+    return (chain.t() for chain in chains())
 
 
 def _with_specials(chains: Iterator[Tensor], a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:

@@ -71,7 +71,7 @@ def emulate_matmul(
     >>> fp8ref.emulate_matmul(x, w.t(), out_dtype=torch.float32)
     tensor([[ 2.0357, 11.0357]])
     """
-    a, b, scale_a, scale_b, scaling = _unpack(a, b, scale_a, scale_b, scaling)
+    a, b, scale_a, scale_b, scaling = unpack_scaled(a, b, scale_a, scale_b, scaling)
     check_operands(a, b)
     kinds, left, right = resolve_pair(a, b, scale_a, scale_b, scaling)
     check_out_dtype(out_dtype)
@@ -97,7 +97,7 @@ def emulate_matmul(
     return _convert(result, out_dtype)
 
 
-def _unpack(
+def unpack_scaled(
     a: Tensor | ScaledTensor,
     b: Tensor | ScaledTensor,
     scale_a: Tensor | None,

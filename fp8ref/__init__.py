@@ -2,6 +2,7 @@
 
 The oracle: :func:`quantize`, :func:`emulate_matmul`, :func:`accumulate`, :func:`fused_dot_add`, :func:`round_to_fp8`.
 The tensor-core units it knows are in :data:`UNITS`, with their evidence.
+The hardware path: :func:`pack_weight`, :func:`scaled_linear`, :func:`scaled_matmul`, :func:`explain`.
 """
 
 from importlib.metadata import version as _version
@@ -15,6 +16,10 @@ from fp8ref.emulation.quantize import ScaledTensor, dequantize, quantize
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import Scaling
 from fp8ref.emulation.units import UNITS, TensorCoreUnit, unit_of
+from fp8ref.kernels.explain import Explanation, explain
+from fp8ref.kernels.linear import scaled_linear
+from fp8ref.kernels.matmul import scaled_matmul
+from fp8ref.kernels.pack import PackedWeight, pack_weight
 
 __version__ = _version("fp8ref")
 
@@ -23,18 +28,24 @@ __all__ = [
     "E5M2",
     "FORMATS",
     "UNITS",
+    "Explanation",
     "Fp8Format",
+    "PackedWeight",
     "ScaledTensor",
     "Scaling",
     "TensorCoreUnit",
     "accumulate",
     "dequantize",
     "emulate_matmul",
+    "explain",
     "format_of",
     "from_torch_layout",
     "fused_dot_add",
+    "pack_weight",
     "quantize",
     "round_to_fp8",
+    "scaled_linear",
+    "scaled_matmul",
     "to_torch_layout",
     "unit_of",
 ]

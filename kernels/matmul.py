@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
-from fp8ref.emulation.matmul import _unpack, emulate_matmul
+from fp8ref.emulation.matmul import emulate_matmul, unpack_scaled
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.scales import Scaling, resolve_pair
 from fp8ref.kernels import launch
@@ -66,7 +66,7 @@ def scaled_matmul(
             a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum, split_k=split_k,
             scaling=scaling,
         )  # fmt: skip
-    a, b, scale_a, scale_b, scaling = _unpack(a, b, scale_a, scale_b, scaling)
+    a, b, scale_a, scale_b, scaling = unpack_scaled(a, b, scale_a, scale_b, scaling)
     check_operands(a, b)
     kinds, left, right = resolve_pair(a, b, scale_a, scale_b, scaling)
     check_out_dtype(out_dtype)
