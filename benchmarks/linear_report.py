@@ -68,10 +68,14 @@ def plot(found: dict[str, Any], path: Path) -> None:
     labels = [f"{r['n']}x{r['k']}\nM={r['m']}" for r in rows]
     fig, axes = plt.subplots(figsize=(11, 4.5))
     series = ["bf16", "quantise per call, graph", "_scaled_mm tensor-wise", "ours"]
-    for j, name in enumerate(series):
+    looks = (("white", "///"), ("white", "..."), ("lightgrey", ""), ("black", ""))
+    for j, (name, (colour, hatch)) in enumerate(zip(series, looks, strict=True)):
         heights = [r[name] / r["pure read"] for r in rows]
-        axes.bar([i + 0.2 * j for i in range(len(rows))], heights, 0.2, label=name)
-    axes.axhline(1.0, color="black", linewidth=1)
+        at = [i + 0.2 * j for i in range(len(rows))]
+        # matplotlib leaves labels that begin with an underscore out of its legend.
+        label = f"torch.{name}" if name.startswith("_") else name
+        axes.bar(at, heights, 0.2, label=label, color=colour, hatch=hatch, edgecolor="black")
+    axes.axhline(1.0, color="black", linewidth=1, linestyle="--", label="pure read of the weights")
     axes.set_xticks([i + 0.3 for i in range(len(rows))], labels, fontsize=7)
     axes.set_ylabel("time / pure read of the weights")
     axes.legend()
