@@ -24,6 +24,10 @@ class Explanation:
         split_k: what to give :func:`fp8ref.emulate_matmul` for the same bits.
         tile: the tile of the Triton product.
         text: the same in words, with the reason.
+
+    >>> from fp8ref.kernels.pack import pack_weight
+    >>> explain(pack_weight(torch.eye(64, 300)), m=3).path
+    'triton'
     """
 
     gpu: str
