@@ -81,7 +81,8 @@ def run_chains(
             # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
             view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
 
-    with torch.no_grad():
+    # Autocast would turn the products of powers into bf16.
+    with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
         for_each(fill, tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]), a.device)
     return canonical_nan(out)
 

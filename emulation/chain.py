@@ -134,9 +134,11 @@ class _Steps:
         int_dtype = self.layout.int_dtype
         shift = unit.fraction_bits << self.layout.mantissa_bits
         # Tensors without dimensions: Python numbers are converted anew at every use.
-        self.exponent_mask = torch.tensor(self.layout.exponent_mask, dtype=int_dtype)
-        self.to_scale = torch.tensor(self.layout.field(0), dtype=int_dtype) * 2 + shift  # wraps, as the use of it does
-        self.to_last_place = torch.tensor(shift, dtype=int_dtype)
+        self.exponent_mask = torch.tensor(self.layout.exponent_mask, dtype=int_dtype, device="cpu")
+        self.to_scale = (
+            torch.tensor(self.layout.field(0), dtype=int_dtype, device="cpu") * 2 + shift
+        )  # wraps, as the use of it does
+        self.to_last_place = torch.tensor(shift, dtype=int_dtype, device="cpu")
         self.device = device if device in _TILE_PRODUCTS else "cpu"
 
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
@@ -203,10 +205,10 @@ class _Steps:
 def _k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
     """The k that fills each slot of the padded chains, ``k`` itself for a zero; None where that changes nothing."""
     slots: list[Tensor] = []
-    order = torch.tensor(unit.k_order)
+    order = torch.tensor(unit.k_order, device="cpu")
     for start, stop in spans:
         instructions = -(-(stop - start) // unit.instruction_k)
-        slot = start + (torch.arange(instructions).unsqueeze(1) * unit.instruction_k + order).flatten()
+        slot = start + (torch.arange(instructions, device="cpu").unsqueeze(1) * unit.instruction_k + order).flatten()
         slots.append(torch.where(slot < stop, slot, k))
-    joined = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64)
-    return None if torch.equal(joined, torch.arange(k)) else joined
+    joined = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64, device="cpu")
+    return None if torch.equal(joined, torch.arange(k, device="cpu")) else joined

@@ -44,10 +44,10 @@ def decode(codes: Tensor, fmt: Fp8Format, values_in: Layout, powers_in: Layout) 
 def _decode_values(codes: Tensor, fmt: Fp8Format, out: Tensor) -> None:
     """Move exponent and mantissa into an fp16 of the same sign; one exact multiplication makes up for its bias."""
     shift = _FP16_MANTISSA_BITS - fmt.mantissa_bits
-    bits = codes.view(torch.int8).to(torch.int16).mul_(torch.tensor(1 << shift, dtype=torch.int16))
+    bits = codes.view(torch.int8).to(torch.int16).mul_(torch.tensor(1 << shift, dtype=torch.int16, device="cpu"))
     # The widened sign fills the bits above the exponent: keep the topmost.
     keep = (0x7F << shift) - (1 << 15)
-    bits.bitwise_and_(torch.tensor(keep, dtype=torch.int16))
+    bits.bitwise_and_(torch.tensor(keep, dtype=torch.int16, device="cpu"))
     out.copy_(bits.view(torch.float16))
     if fmt.bias != _FP16_BIAS:
         out.mul_(2.0 ** (_FP16_BIAS - fmt.bias))

@@ -21,6 +21,7 @@ assert BLOCK == PROMOTION_K, "a scale block is one promoted chain"
 _TILES_OF_A_RUN = 4  # cuBLASLt's split of K counts in fours of tiles where one operand has 128x128 scales
 
 
+@torch.no_grad()
 def emulate_matmul(
     a: Tensor | ScaledTensor,
     b: Tensor | ScaledTensor,
@@ -57,7 +58,7 @@ def emulate_matmul(
             ``("128x128", "1x128")``.
 
     Returns:
-        [M, N] of ``out_dtype``, contiguous, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
+        [M, N] of ``out_dtype``, contiguous, detached, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it, what it got and the fix.

@@ -54,6 +54,7 @@ class ScaledTensor:
         return ScaledTensor(self.data.t(), self.scale.t(), self.scaling, not self.transposed)
 
 
+@torch.no_grad()
 def quantize(
     x: Tensor,
     dtype: torch.dtype = torch.float8_e4m3fn,
@@ -75,7 +76,7 @@ def quantize(
             format needs; up, so that nothing saturates.
 
     Returns:
-        A :class:`ScaledTensor` with contiguous codes.
+        A :class:`ScaledTensor` with contiguous codes, detached.
 
         A group whose absmax is zero has scale 1; a scale below 2**-126 becomes 2**-126. NaN and Inf take no part in the
         absmax: they stay visible as NaN (Inf in e5m2) in their own place, and the rest of their group is quantised as

@@ -1,0 +1,96 @@
+"""What a program has switched on around a call does not change a bit of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import pytest
+import torch
+
+import fp8ref
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    """float64 for whatever does not name a dtype."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def two_threads() -> Iterator[None]:
+    """Tiles on two threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        yield
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def low_precision_matmul() -> Iterator[None]:
+    """What allows torch to multiply fp32 matrices in bf16."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "inference mode": torch.inference_mode,
+    "grad": torch.enable_grad,
+    "default dtype": default_dtype,
+    "meta as the default device": lambda: torch.device("meta"),
+    "two threads": two_threads,
+    "low-precision matmul": low_precision_matmul,
+}
+
+
+def compute(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, unit: str) -> list[torch.Tensor]:
+    """Codes, scales and products with specials among the operands, in several tiles."""
+    a, b = fp8ref.quantize(x, dtype, scaling="row"), fp8ref.quantize(w, dtype, scaling="row").t()
+    blocks = fp8ref.quantize(x, dtype, scaling="1x128"), fp8ref.quantize(w, dtype, scaling="128x128").t()
+    return [
+        a.data.view(torch.uint8),
+        a.scale,
+        fp8ref.emulate_matmul(a, b, out_dtype=torch.float32, unit=unit).view(torch.int32),
+        fp8ref.emulate_matmul(*blocks, out_dtype=torch.float32, unit=unit, split_k=2).view(torch.int32),
+        fp8ref.accumulate(a.data, b.data, use_fast_accum=True, unit=unit).view(torch.int32),
+    ]
+
+
+@pytest.mark.parametrize("around", SURROUNDINGS)
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("unit", ["sm90", "sm90_mma_sync", "exact"])
+def test_the_bits_are_the_same(around: str, dtype: torch.dtype, unit: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, w = torch.randn(9, 300, generator=generator), torch.randn(600, 300, generator=generator)
+    x[2, 7], w[5, 9], w[6] = torch.nan, torch.inf, 0.0
+    plain = compute(x, w, dtype, unit)
+    x.requires_grad_(around == "grad")
+    with SURROUNDINGS[around]():
+        inside = compute(x, w, dtype, unit)
+    for one, other in zip(plain, inside, strict=True):
+        assert not other.requires_grad
+        assert torch.equal(one, other)
+
+
+def test_an_error_on_a_thread_is_raised_and_the_number_of_threads_restored() -> None:
+    from fp8ref.emulation.lanes import for_each
+
+    def work(item: int) -> None:
+        raise ArithmeticError(f"item {item}")
+
+    with two_threads(), pytest.raises(ArithmeticError, match="item"):
+        for_each(work, iter(range(5)), torch.device("cpu"))
