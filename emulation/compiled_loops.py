@@ -78,7 +78,7 @@ def _decode(
 
 def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]) -> None:
     """Find the largest exponent among a step's products: ``a`` [L] of one row by ``b`` [L, BLOCK]."""
-    peak[:] = 2 * ZERO_EXPONENT
+    peak[:] = ZERO_EXPONENT  # bounds the scale of a step in which everything is zero
     for k in range(0, a.shape[0], UNROLL):
         a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
         b0, b1, b2, b3 = b[k], b[k + 1], b[k + 2], b[k + 3]
