@@ -145,10 +145,10 @@ def run_steps(
     """
     m, n = c.shape
     length = slots.shape[1]
-    for step in range(slots.shape[0]):
-        _decode(a, 0, m, slots[step], work.a_values, work.a_exponents)
-        for left in range(0, n, BLOCK):
-            right = min(left + BLOCK, n)
+    for left in range(0, n, BLOCK):
+        right = min(left + BLOCK, n)
+        for step in range(slots.shape[0]):
+            _decode(a, 0, m, slots[step], work.a_values, work.a_exponents)
             _decode(b, left, right, slots[step], work.b_values, work.b_exponents)
             sums, total, peak = work.sums[: right - left], work.total[: right - left], work.peak[: right - left]
             for i in range(m):
