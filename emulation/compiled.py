@@ -11,7 +11,7 @@ that stands for a zero product, at most -64 + 15, is below that of any accumulat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -31,6 +31,7 @@ Engine = Literal["auto", "torch", "compiled"]
 
 _WIDTH = 512
 _HEIGHT = 64
+_ONE_THREAD = 1 << 20  # products, a fraction of a millisecond
 
 
 @cache
@@ -63,6 +64,26 @@ def is_compiled(engine: Engine, device: torch.device) -> bool:
     return _numba_is_here()
 
 
+@lru_cache(maxsize=64)
+def _slots(unit: TensorCoreUnit, spans: tuple[Span, ...], k: int) -> NDArray[np.int64]:
+    """Return the k of every product, [steps, L padded to what the loops unroll], and ``k`` itself for a zero."""
+    assert unit.products_per_step is not None
+    order = k_order(unit, spans, k)
+    slots = (torch.arange(k) if order is None else order).view(-1, unit.products_per_step)
+    padded: NDArray[np.int64] = pad(slots, (0, -slots.shape[1] % UNROLL), value=k).numpy()
+    return padded
+
+
+@cache
+def _table(fmt: Fp8Format, real: type) -> tuple[NDArray[Any], NDArray[np.int8]]:
+    """Return the value and the exponent of each code; those of codes that are not finite are never used."""
+    codes = torch.arange(256, dtype=torch.uint8)
+    magnitude = codes.to(torch.int64) & 0x7F
+    exponents = (magnitude >> fmt.mantissa_bits).clamp_(min=1) - fmt.bias
+    exponents[magnitude == 0] = ZERO_EXPONENT
+    return codes.view(fmt.dtype).float().numpy().astype(real), exponents.to(torch.int8).numpy()
+
+
 class Compiled:
     """A tensor-core unit on two formats, for the chains of K that ``spans`` names."""
 
@@ -82,26 +103,17 @@ class Compiled:
             bias=layout.bias,
             mantissa_bits=layout.mantissa_bits,
         )
-        order = k_order(unit, spans, k)
-        slots = (torch.arange(k) if order is None else order).view(-1, unit.products_per_step)
-        self.slots = pad(slots, (0, -slots.shape[1] % UNROLL), value=k).numpy()
+        self.slots = _slots(unit, tuple(spans), k)
         self.steps_per_instruction = unit.instruction_k // unit.products_per_step
         self.instructions = [-(-(stop - start) // unit.instruction_k) for start, stop in spans]
         self.restarts = unit.c_enters == "after"
-        self.tables = {fmt.dtype: self._table(fmt) for fmt in (format_a, format_b)}
+        self.tables = {fmt.dtype: _table(fmt, self.types[0]) for fmt in (format_a, format_b)}
 
-    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:  # noqa: ARG002 - as the other engines take it
-        """Rows enough to decode ``b`` for, and tiles enough for several threads."""
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
+        """Rows enough to decode ``b`` for, and tiles enough for several threads where these are worth starting."""
+        if m * n * max(k, 1) <= _ONE_THREAD:
+            return max(1, m), max(1, n)
         return max(1, min(m, _HEIGHT)), max(1, min(n, _WIDTH))
-
-    def _table(self, fmt: Fp8Format) -> tuple[NDArray[Any], NDArray[np.int8]]:
-        """Return the value and the exponent of each code; those of codes that are not finite are never used."""
-        codes = torch.arange(256, dtype=torch.uint8)
-        magnitude = codes.to(torch.int64) & 0x7F
-        exponents = (magnitude >> fmt.mantissa_bits).clamp_(min=1) - fmt.bias
-        exponents[magnitude == 0] = ZERO_EXPONENT
-        values = codes.view(fmt.dtype).float().numpy().astype(self.types[0])
-        return values, exponents.to(torch.int8).numpy()
 
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Operand:  # noqa: ARG002 - as the other engines take it
         """Take the codes of ``operand`` [rows, K]; they are decoded a step at a time."""
