@@ -2,7 +2,7 @@
 
 ``python benchmarks/emulation.py [--json FILE]``. A product is one multiplication of ``a`` [M, K] by ``b`` [K, N]:
 M * N * K of them. mmasim has single instructions only, so it runs a chain of them on one tile. The limit for the plain
-engine is four passes of vector instructions over every product.
+engine is four passes of vector instructions over every product; the compiled engine's loops hold a step in the cache.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 import fp8ref
 
+ENGINES: tuple[Literal["torch", "compiled"], ...] = ("torch", "compiled")
 SHAPES = ((64, 1920, 5760), (16, 4096, 4096))
 MEMORY_SHAPE = (16, 4096, 14336)
 E4M3 = torch.float8_e4m3fn
@@ -76,14 +79,19 @@ def measure(m: int, n: int, k: int) -> dict[str, float]:
     a, b = operands(m, n, k)
     products = m * n * k
     rows: dict[str, float] = {}
-    for unit in fp8ref.UNITS:
-        for fast in (False, True) if unit == "sm90" else (False,):
-            name = f"fp8ref {unit} {'fast' if fast else 'accurate'}"
-            rows[name] = rate(lambda u=unit, f=fast: fp8ref.emulate_matmul(a, b, unit=u, use_fast_accum=f), products, 2)  # type: ignore[misc]
+    for engine in ENGINES:
+        for unit in fp8ref.UNITS:
+            if unit == "exact" and engine == "compiled":
+                continue  # it has one engine
+            for fast in (False, True) if unit == "sm90" else (False,):
+                call = partial(fp8ref.emulate_matmul, a, b, unit=unit, use_fast_accum=fast, engine=engine)
+                rows[f"fp8ref {unit} {'fast' if fast else 'accurate'} ({engine})"] = rate(call, products, 2)
     blocks = ("1x128", "128x128")
     qa = fp8ref.quantize(fp8ref.dequantize(a), E4M3, scaling=blocks[0])
     qb = fp8ref.quantize(fp8ref.dequantize(b).t(), E4M3, scaling=blocks[1]).t()
-    rows["fp8ref sm90 128-blocks"] = rate(lambda: fp8ref.emulate_matmul(qa, qb), products, 2)
+    for engine in ENGINES:
+        call = partial(fp8ref.emulate_matmul, qa, qb, engine=engine)
+        rows[f"fp8ref sm90 128-blocks ({engine})"] = rate(call, products, 2)
     for fast in (False, True):
         rows[f"mmaemu hopper {'fast' if fast else 'accurate'}"] = mmaemu_rate(a.data, b.data, fast)
     rows["mmasim wgmma"] = mmasim_rate(a.data, b.data)
@@ -125,12 +133,13 @@ def main() -> None:
     figures = {f"{m}x{n}x{k}": measure(m, n, k) for m, n, k in SHAPES}
     memory = peak_memory()
     names = list(next(iter(figures.values())))
-    print(f"{'millions of products a second':32}" + "".join(f"{shape:>16}" for shape in figures))
+    print(f"{'millions of products a second':36}" + "".join(f"{shape:>16}" for shape in figures))
     for name in names:
-        print(f"{name:32}" + "".join(f"{rows[name]:16.0f}" for rows in figures.values()))
+        print(f"{name:36}" + "".join(f"{rows[name]:16.0f}" for rows in figures.values()))
     for shape, rows in figures.items():
-        ratio = rows["fp8ref sm90 accurate"] / rows["mmaemu hopper accurate"]
-        print(f"{shape}: fp8ref is {ratio:.1f}x mmaemu (accurate)")
+        for engine in ENGINES:
+            ratio = rows[f"fp8ref sm90 accurate ({engine})"] / rows["mmaemu hopper accurate"]
+            print(f"{shape}: fp8ref ({engine}) is {ratio:.1f}x mmaemu (accurate)")
     print(f"peak memory of {'x'.join(map(str, MEMORY_SHAPE))} above the import: {memory:.0f} MB")
     if arguments.json:
         environment = {

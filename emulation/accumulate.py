@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import canonical_nan
-from fp8ref.emulation.chain import Span, Tile, tiles
+from fp8ref.emulation.chain import Tile, tiles
 from fp8ref.emulation.checks import check_bool, check_operands, check_split_k
+from fp8ref.emulation.compiled import Engine, is_compiled
+from fp8ref.emulation.decode import Span
 from fp8ref.emulation.lanes import for_each
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
@@ -27,6 +29,7 @@ def accumulate(
     use_fast_accum: bool = False,
     unit: str | TensorCoreUnit = "sm90",
     split_k: int = 1,
+    engine: Engine = "auto",
 ) -> Tensor:
     """Return the fp32 accumulators of ``a @ b``, before scales, bias and output rounding.
 
@@ -37,12 +40,14 @@ def accumulate(
             128 of K and adds each chain's result to an fp32 total, rounded to nearest even.
         unit: a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`. ``"exact"`` is one precise sum a part.
         split_k: S parts of ``ceil(ceil(K / 128) / S)`` consecutive tiles of 128, added in fp32 in order.
+        engine: what computes it, with the same bits: see :func:`fp8ref.emulate_matmul`.
 
     Returns:
         fp32 [M, N] on the device of ``a``. NaN is 0x7FFFFFFF.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it.
+        ImportError: ``engine="compiled"`` without numba.
 
     Source: recorded on an H200 for ``sm90``, ``tests/emulation/test_golden.py``; the units' evidence for the others.
 
@@ -54,7 +59,8 @@ def accumulate(
     check_operands(a, b)
     check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
-    return run_chains(a, b, unit_of(unit), split_parts(a.shape[1], split_k), promoted=not use_fast_accum)
+    parts = split_parts(a.shape[1], split_k)
+    return run_chains(a, b, unit_of(unit), parts, engine, promoted=not use_fast_accum)
 
 
 def run_chains(
@@ -62,6 +68,7 @@ def run_chains(
     b: Tensor,
     unit: TensorCoreUnit,
     parts: list[Span],
+    engine: Engine,
     *,
     promoted: bool,
     promote: Promote | None = None,
@@ -70,6 +77,7 @@ def run_chains(
 
     ``promote`` scales a block of 128 on its way into the total, whatever the unit; None is an fp32 addition.
     """
+    is_compiled(engine, a.device)  # raises here for whatever tiles() could not use, empty products included
     cut = promoted and (promote is not None or unit.products_per_step is not None)
     spans_of_parts = [_cut(part) if cut else [part] for part in parts]
     out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
@@ -81,9 +89,10 @@ def run_chains(
             # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
             view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
 
+    every_span = [span for spans in spans_of_parts for span in spans]
     # Autocast would turn the products of powers into bf16.
     with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
-        for_each(fill, tiles(a, b, unit, [span for spans in spans_of_parts for span in spans]), a.device)
+        for_each(fill, tiles(a, b, unit, every_span, engine), a.device)
     return canonical_nan(out)
 
 

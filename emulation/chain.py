@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import FP32, FP64, floor_pow2, truncate_significand
-from fp8ref.emulation.decode import POWER, decode
+from fp8ref.emulation.compiled import Compiled, Engine, is_compiled
+from fp8ref.emulation.decode import POWER, Span, decode, k_order
 from fp8ref.emulation.exact import exact_matmul
 from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
 from fp8ref.emulation.lanes import Once
 from fp8ref.emulation.specials import finite_part, has_specials, specials_of_product
 from fp8ref.emulation.units import TensorCoreUnit
 
-Span = tuple[int, int]
 Prepared = TypeVar("Prepared")
 
 _LOWEST = 2.0**-100  # below every power that a chain of FP8 products can hold
@@ -41,18 +41,23 @@ class Tile:
     chains: Callable[[], Iterator[Tensor]]
 
 
-def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span]) -> Iterator[Tile]:
+def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span], engine: Engine = "auto") -> Iterator[Tile]:
     """Walk every chain of ``spans`` for ``a`` [M, K] by ``b`` [K, N], a tile of the output at a time.
+
+    ``engine`` says what walks, not what comes out: see :func:`fp8ref.emulate_matmul`. A unit without an instruction is
+    one exact sum under each of them.
 
     Yields:
         Tiles that cover the output once; the results of a tile are fp32 [rows, columns], Inf and NaN included.
     """
     if b.shape[1] < 64 and b.shape[1] < a.shape[0]:  # vector lanes run along the second operand's free dimension
-        for tile in tiles(b.t(), a.t(), unit, spans):
+        for tile in tiles(b.t(), a.t(), unit, spans, engine):
             yield Tile(tile.columns, tile.rows, partial(_transposed, tile.chains))
         return
     if unit.products_per_step is None:
         yield from _walk(a, b, _Exact(), spans)
+    elif is_compiled(engine, a.device):
+        yield from _walk(a, b, Compiled(unit, FORMATS[a.dtype], FORMATS[b.dtype], spans, a.shape[1]), spans)
     else:
         yield from _walk(a, b, _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type), spans)
 
@@ -152,7 +157,7 @@ class _Steps:
         """Lay out ``operand`` [rows, K], every chain padded with zeros to whole instructions."""
         fmt = FORMATS[operand.dtype]
         by_k = operand.view(torch.uint8).t().contiguous()
-        order = _k_order(self.unit, spans, operand.shape[1])
+        order = k_order(self.unit, spans, operand.shape[1])
         if order is not None:
             padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
             by_k = padded.index_select(0, order.to(by_k.device))
@@ -200,15 +205,3 @@ class _Steps:
         aligned += c.mul_(scale).trunc_()
         truncate_significand(aligned, self.unit.significant_bits, layout)
         return aligned.mul_(largest.sub_(self.to_last_place).view(layout.float_dtype))
-
-
-def _k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
-    """The k that fills each slot of the padded chains, ``k`` itself for a zero; None where that changes nothing."""
-    slots: list[Tensor] = []
-    order = torch.tensor(unit.k_order, device="cpu")
-    for start, stop in spans:
-        instructions = -(-(stop - start) // unit.instruction_k)
-        slot = start + (torch.arange(instructions, device="cpu").unsqueeze(1) * unit.instruction_k + order).flatten()
-        slots.append(torch.where(slot < stop, slot, k))
-    joined = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64, device="cpu")
-    return None if torch.equal(joined, torch.arange(k, device="cpu")) else joined

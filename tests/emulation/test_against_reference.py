@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -15,6 +18,7 @@ from reference.rationals import FP32, decode, encode
 from reference.strategies import arranged, instructions, products, ties_of, units
 from reference.tensors import BINARIES, Product, bits_of, from_bits, vector
 
+ENGINES = ("torch", "compiled")
 EXAMPLES = settings().max_examples
 """Of the Hypothesis profile in use; a test that covers more takes a multiple."""
 CHEAP = 1000
@@ -36,9 +40,25 @@ def samples(draw: st.DrawFn, product: Product) -> list[tuple[int, int]]:
     return [(0, 0), (m - 1, n - 1), *draw(st.lists(some, min_size=2, max_size=2))]
 
 
+def by_both_engines(function: Callable[..., torch.Tensor], *operands: Any, **how: Any) -> torch.Tensor:
+    """The answer of plain PyTorch, after every one of its bits was found equal in the compiled engine's."""
+    answers = {engine: function(*operands, **how, engine=engine) for engine in ENGINES}
+    plain, compiled = answers["torch"], answers["compiled"]
+    assert compiled.dtype == plain.dtype
+    assert compiled.shape == plain.shape
+    assert compiled.stride() == plain.stride()
+    different = bits_of(compiled) != bits_of(plain)
+    assert not different.any(), (
+        f"the engines differ at {different.nonzero()[:5].tolist()}: "
+        f"{ {engine: bits_of(answer)[different][:5].tolist() for engine, answer in answers.items()} }, {how}"
+    )
+    return plain
+
+
 def emulate(product: Product) -> torch.Tensor:
     """The oracle's answer to everything that a Product holds."""
-    return fp8ref.emulate_matmul(
+    return by_both_engines(
+        fp8ref.emulate_matmul,
         product.a,
         product.b,
         product.scale_a,
@@ -50,6 +70,13 @@ def emulate(product: Product) -> torch.Tensor:
         split_k=product.split_k,
         scaling=product.scaling,
     )
+
+
+def accumulate(
+    a: torch.Tensor, b: torch.Tensor, unit: str | TensorCoreUnit, *, use_fast_accum: bool, split_k: int
+) -> torch.Tensor:
+    """The oracle's accumulators."""
+    return by_both_engines(fp8ref.accumulate, a, b, unit=unit, use_fast_accum=use_fast_accum, split_k=split_k)
 
 
 def report(product: Product, i: int, j: int, ours: int, theirs: int) -> str:
@@ -78,8 +105,8 @@ def test_emulate_matmul_equals_the_reference(data: st.DataObject, product: Produ
 @settings(max_examples=3 * EXAMPLES)
 @given(data=st.data(), product=products())
 def test_accumulate_equals_the_reference(data: st.DataObject, product: Product) -> None:
-    result = fp8ref.accumulate(
-        product.a, product.b, use_fast_accum=product.use_fast_accum, unit=product.unit, split_k=product.split_k
+    result = accumulate(
+        product.a, product.b, product.unit, use_fast_accum=product.use_fast_accum, split_k=product.split_k
     )
     assert result.dtype == torch.float32
     assert result.shape == (product.a.shape[0], product.b.shape[1])
@@ -99,7 +126,7 @@ def test_large_products_equal_the_reference(
     finite = [code for code in range(256) if code % 128 != 127]
     a, b = (arranged(finite, 0.1, seed, rows, k).view(torch.float8_e4m3fn) for seed, rows in ((1, m), (2, n)))
     b = b.view(torch.uint8).bitwise_and(0xBF).view(torch.float8_e4m3fn)  # another range of exponents than a's
-    bits = bits_of(fp8ref.accumulate(a, b.t(), use_fast_accum=use_fast_accum, unit=unit, split_k=split_k))
+    bits = bits_of(accumulate(a, b.t(), unit, use_fast_accum=use_fast_accum, split_k=split_k))
     mode = exact.Mode(UNITS[unit], use_fast_accum, split_k)
     columns = {0, n // 2, n - 1, *(j for j in (1023, 1024) if j < n)}
     for i, j in {(i, j) for i in (0, m // 2, m - 1) for j in columns}:

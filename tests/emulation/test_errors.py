@@ -124,6 +124,10 @@ HOW: list[tuple[str, dict[str, Any], str]] = [
     ("use_fast_accum", {"use_fast_accum": 1}, "1"),
     ("use_fast_accum", {"use_fast_accum": None}, "None"),
     ("use_fast_accum", {"use_fast_accum": "no"}, "no"),
+    ("engine", {"engine": "numba"}, "numba"),
+    ("engine", {"engine": None}, "None"),
+    ("engine", {"engine": True}, "True"),
+    ("engine", {"engine": "Compiled", "unit": "exact"}, "Compiled"),
 ]
 
 BLOCK_SCALES: list[tuple[str, dict[str, Any], str]] = [

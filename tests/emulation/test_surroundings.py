@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import fp8ref
+from fp8ref.emulation.compiled import Engine
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -57,30 +58,31 @@ SURROUNDINGS: dict[str, Callable[[], AbstractContextManager[object]]] = {
 }
 
 
-def compute(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, unit: str) -> list[torch.Tensor]:
+def compute(x: torch.Tensor, w: torch.Tensor, dtype: torch.dtype, unit: str, engine: Engine) -> list[torch.Tensor]:
     """Codes, scales and products with specials among the operands, in several tiles."""
     a, b = fp8ref.quantize(x, dtype, scaling="row"), fp8ref.quantize(w, dtype, scaling="row").t()
     blocks = fp8ref.quantize(x, dtype, scaling="1x128"), fp8ref.quantize(w, dtype, scaling="128x128").t()
     return [
         a.data.view(torch.uint8),
         a.scale,
-        fp8ref.emulate_matmul(a, b, out_dtype=torch.float32, unit=unit).view(torch.int32),
-        fp8ref.emulate_matmul(*blocks, out_dtype=torch.float32, unit=unit, split_k=2).view(torch.int32),
-        fp8ref.accumulate(a.data, b.data, use_fast_accum=True, unit=unit).view(torch.int32),
+        fp8ref.emulate_matmul(a, b, out_dtype=torch.float32, unit=unit, engine=engine).view(torch.int32),
+        fp8ref.emulate_matmul(*blocks, out_dtype=torch.float32, unit=unit, split_k=2, engine=engine).view(torch.int32),
+        fp8ref.accumulate(a.data, b.data, use_fast_accum=True, unit=unit, engine=engine).view(torch.int32),
     ]
 
 
 @pytest.mark.parametrize("around", SURROUNDINGS)
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("unit", ["sm90", "sm90_mma_sync", "exact"])
-def test_the_bits_are_the_same(around: str, dtype: torch.dtype, unit: str) -> None:
+@pytest.mark.parametrize("engine", ["torch", "compiled"])
+def test_the_bits_are_the_same(around: str, dtype: torch.dtype, unit: str, engine: Engine) -> None:
     generator = torch.Generator().manual_seed(3)
     x, w = torch.randn(9, 300, generator=generator), torch.randn(600, 300, generator=generator)
     x[2, 7], w[5, 9], w[6] = torch.nan, torch.inf, 0.0
-    plain = compute(x, w, dtype, unit)
+    plain = compute(x, w, dtype, unit, engine)
     x.requires_grad_(around == "grad")
     with SURROUNDINGS[around]():
-        inside = compute(x, w, dtype, unit)
+        inside = compute(x, w, dtype, unit, engine)
     for one, other in zip(plain, inside, strict=True):
         assert not other.requires_grad
         assert torch.equal(one, other)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fp8ref
+from fp8ref.emulation.compiled import Engine
 from golden.store import DTYPES, Case, Recording, bits_of
 
 _NAN_FP16 = torch.tensor(0x7FFF, dtype=torch.int16).view(torch.float16)
@@ -78,7 +79,7 @@ def _dot_fp16(case: Case, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     return acc
 
 
-def _scaled(case: Case, recording: Recording, a: Tensor, b: Tensor) -> Tensor:
+def _scaled(case: Case, recording: Recording, a: Tensor, b: Tensor, engine: Engine) -> Tensor:
     assert case.scale_a is not None
     assert case.scale_b is not None
     sa, sb = recording.get(case.scale_a, torch.float32), recording.get(case.scale_b, torch.float32)
@@ -96,6 +97,7 @@ def _scaled(case: Case, recording: Recording, a: Tensor, b: Tensor) -> Tensor:
         use_fast_accum=case.fast,
         split_k=case.split_k,
         scaling=scaling,  # type: ignore[arg-type]  # a pair of plain strings
+        engine=engine,
     )
 
 
@@ -124,10 +126,10 @@ def difference(case: Case, got: Tensor, recording: Recording) -> str | None:
     )
 
 
-def replay(case: Case, recording: Recording, pools: dict[str, Tensor]) -> Tensor:
-    """The bits that the oracle gives for a case, [m, n]."""
+def replay(case: Case, recording: Recording, pools: dict[str, Tensor], engine: Engine = "torch") -> Tensor:
+    """The bits that the oracle gives for a case, [m, n]; only a case without c, a scaled product, has engines."""
     a, b = operands(case, pools)
     if case.c is None:
-        return bits_of(_scaled(case, recording, a, b))
+        return bits_of(_scaled(case, recording, a, b, engine))
     c = pools[case.c].view(torch.float32)
     return bits_of(_dot_fp16(case, a, b, c) if case.out_dtype == "fp16" else _dot(case, a, b, c))

@@ -1,0 +1,169 @@
+"""The engine that numba compiles: the chains of :mod:`fp8ref.emulation.chain` at several times the speed, same bits.
+
+A step is two passes over its products. The first finds the largest exponent, in int8. The second multiplies in fp32,
+scales, and converts to int32, which truncates: the sum of up to ``2 ** (29 - F)`` products below ``2 ** (F + 2)`` is
+exact there. Units with F above 25 take float64 and int64. Every group's sum then joins a float64 total, also exact.
+
+The products of two FP8 formats are multiples of ``2 ** -32``, and so is every accumulator made of them: the exponent
+that stands for a zero product, at most -64 + 15, is below that of any accumulator but zero.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fp8ref.emulation.bits import FP32, FP64
+from fp8ref.emulation.compiled_loops import BLOCK, UNROLL, ZERO_EXPONENT, Operand, Unit, Workspace, compiled_run_steps
+from fp8ref.emulation.decode import Span, k_order
+from fp8ref.emulation.formats import Fp8Format
+from fp8ref.emulation.units import TensorCoreUnit
+
+Engine = Literal["auto", "torch", "compiled"]
+"""What ``engine=`` takes."""
+
+_WIDTH = 512
+_HEIGHT = 64
+_ONE_THREAD = 1 << 20  # products, a fraction of a millisecond
+
+
+@cache
+def _numba_is_here() -> bool:
+    try:
+        compiled_run_steps()
+    except ImportError:
+        return False
+    return True
+
+
+def is_compiled(engine: Engine, device: torch.device) -> bool:
+    """Whether ``engine`` means the compiled one for tensors on ``device``; "auto" does on a CPU with numba.
+
+    Raises:
+        ValueError: an engine that does not exist, or "compiled" for tensors that are not on a CPU.
+        ImportError: "compiled" without numba.
+
+    >>> is_compiled("torch", torch.device("cpu")), is_compiled("auto", torch.device("cuda"))
+    (False, False)
+    """
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine: got {engine!r}; give one of {list(get_args(Engine))}")
+    if engine == "torch" or (engine == "auto" and device.type != "cpu"):
+        return False
+    if device.type != "cpu":
+        raise ValueError(f"engine: got 'compiled' for tensors on {device}; give 'torch', or move the tensors to a CPU")
+    if _numba_is_here():
+        return True
+    if engine == "compiled":
+        raise ImportError("engine: got 'compiled', which needs numba: pip install 'fp8ref[fast]'; or give 'torch'")
+    _say_once()
+    return False
+
+
+@cache
+def _say_once() -> None:
+    warnings.warn(
+        "fp8ref computes with its torch engine, several times slower than the compiled one, which needs numba: "
+        "pip install 'fp8ref[fast]', or give engine='torch' to agree",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+
+
+@lru_cache(maxsize=64)
+def _slots(unit: TensorCoreUnit, spans: tuple[Span, ...], k: int) -> NDArray[np.int64]:
+    """Return the k of every product, [steps, L padded to what the loops unroll], and ``k`` itself for a zero."""
+    assert unit.products_per_step is not None
+    order = k_order(unit, spans, k)
+    slots = (torch.arange(k, device="cpu") if order is None else order).view(-1, unit.products_per_step)
+    padded: NDArray[np.int64] = pad(slots, (0, -slots.shape[1] % UNROLL), value=k).numpy()
+    return padded
+
+
+@cache
+def _table(fmt: Fp8Format, real: type) -> tuple[NDArray[Any], NDArray[np.int8]]:
+    """Return the value and the exponent of each code; those of codes that are not finite are never used."""
+    codes = torch.arange(256, dtype=torch.uint8, device="cpu")
+    magnitude = codes.to(torch.int64) & 0x7F
+    exponents = (magnitude >> fmt.mantissa_bits).clamp_(min=1) - fmt.bias
+    exponents[magnitude == 0] = ZERO_EXPONENT
+    return codes.view(fmt.dtype).float().numpy().astype(real), exponents.to(torch.int8).numpy()
+
+
+class Compiled:
+    """A tensor-core unit on two formats, for the chains of K that ``spans`` names."""
+
+    def __init__(
+        self, unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format, spans: Sequence[Span], k: int
+    ) -> None:
+        """Raise ImportError without numba."""
+        assert unit.products_per_step is not None
+        self.run_steps = compiled_run_steps()
+        narrow = unit.fraction_bits <= 25
+        layout = FP32 if narrow else FP64
+        self.types = (np.float32, np.int32) if narrow else (np.float64, np.int64)
+        self.unit = Unit(
+            fraction_bits=unit.fraction_bits,
+            group=1 << (29 - unit.fraction_bits) if narrow else 64,
+            mask=-1 << (FP64.mantissa_bits + 1 - unit.significant_bits),
+            bias=layout.bias,
+            mantissa_bits=layout.mantissa_bits,
+        )
+        self.slots = _slots(unit, tuple(spans), k)
+        self.steps_per_instruction = unit.instruction_k // unit.products_per_step
+        self.instructions = [-(-(stop - start) // unit.instruction_k) for start, stop in spans]
+        self.restarts = unit.c_enters == "after"
+        self.tables = {fmt.dtype: _table(fmt, self.types[0]) for fmt in (format_a, format_b)}
+
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
+        """Rows enough to decode ``b`` for, and tiles enough for several threads where these are worth starting."""
+        if m * n * max(k, 1) <= _ONE_THREAD:
+            return max(1, m), max(1, n)
+        return max(1, min(m, _HEIGHT)), max(1, min(n, _WIDTH))
+
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Operand:  # noqa: ARG002 - as the other engines take it
+        """Take the codes of ``operand`` [rows, K]; they are decoded a step at a time."""
+        return Operand(operand.contiguous().view(torch.uint8).numpy(), *self.tables[operand.dtype])
+
+    def chains(self, a: Operand, b: Operand, spans: Sequence[Span]) -> Iterator[Tensor]:  # noqa: ARG002 - as above
+        """Run each chain of one tile; yields fp32 [M, N]."""
+        shape = a.codes.shape[0], b.codes.shape[0]
+        work = self._workspace(shape[0])
+        step = 0
+        for instructions in self.instructions:
+            total = np.zeros(shape, np.float32)
+            for run in [1] * instructions if self.restarts else [instructions]:
+                c = np.zeros(shape, np.float32)
+                stop = step + run * self.steps_per_instruction
+                self.run_steps(a, b, self.slots[step:stop], self.unit, work, c)
+                total += c
+                step = stop
+            yield torch.from_numpy(total)
+
+    def _workspace(self, rows: int) -> Workspace:
+        length = self.slots.shape[1]
+        real, integer = self.types
+        scale, unscale = np.empty(BLOCK, real), np.empty(BLOCK, real)
+        total = np.empty(BLOCK, np.float64)
+        return Workspace(
+            a_values=np.empty((length, rows), real),
+            a_exponents=np.empty((length, rows), np.int8),
+            b_values=np.empty((length, BLOCK), real),
+            b_exponents=np.empty((length, BLOCK), np.int8),
+            peak=np.empty(BLOCK, np.int8),
+            scale=scale,
+            scale_bits=scale.view(integer),
+            unscale=unscale,
+            unscale_bits=unscale.view(integer),
+            sums=np.empty(BLOCK, integer),
+            total=total,
+            total_bits=total.view(np.int64),
+        )

@@ -1,0 +1,185 @@
+"""The loops that numba compiles for :mod:`fp8ref.emulation.compiled`: plain Python until :func:`compiled_run_steps`.
+
+Inner loops run over consecutive outputs, on slices of one dimension: what LLVM turns into vector instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 256
+"""Outputs of a row that are computed together: their sums and scales stay in the first cache."""
+UNROLL = 4
+"""Products that an inner loop adds to an output at once; steps are padded to a multiple of it."""
+ZERO_EXPONENT = -64
+"""Stands for the exponent of zero: with any other factor's it is below every product's, and a sum of two fits int8."""
+
+
+class Operand(NamedTuple):
+    """The codes of finite FP8 values, uint8 [rows, K]; and for each of 256 codes its value and its exponent."""
+
+    codes: NDArray[np.uint8]
+    values: NDArray[Any]
+    exponents: NDArray[np.int8]
+
+
+class Unit(NamedTuple):
+    """A unit on a floating-point type: the numbers that the loops need of both."""
+
+    fraction_bits: int
+    """F."""
+    group: int
+    """Products that an integer of ``Workspace.sums`` can add up, a multiple of UNROLL."""
+    mask: int
+    """The bits of a float64 that truncation to B significant bits leaves."""
+    bias: int
+    """Exponent bias of the type that products are scaled in."""
+    mantissa_bits: int
+    """Its mantissa bits."""
+
+
+class Workspace(NamedTuple):
+    """Memory for one step of one block of columns; the names in ``_bits`` are the same memory as integers."""
+
+    a_values: NDArray[Any]
+    """[L, rows]; the exponents lie beside them, as for b."""
+    a_exponents: NDArray[np.int8]
+    b_values: NDArray[Any]
+    """[L, BLOCK]; what follows is [BLOCK]."""
+    b_exponents: NDArray[np.int8]
+    peak: NDArray[np.int8]
+    scale: NDArray[Any]
+    scale_bits: NDArray[Any]
+    unscale: NDArray[Any]
+    unscale_bits: NDArray[Any]
+    sums: NDArray[Any]
+    total: NDArray[np.float64]
+    total_bits: NDArray[np.int64]
+
+
+def _decode(
+    operand: Operand, start: int, stop: int, slots: NDArray[np.int64], values: NDArray[Any], exponents: NDArray[np.int8]
+) -> None:
+    """Lay out one step of the rows from ``start`` to ``stop`` as [L, rows]; a slot without a k gets zero."""
+    k_total = operand.codes.shape[1]
+    for row in range(start, stop):
+        codes = operand.codes[row]
+        for slot in range(slots.shape[0]):
+            k = slots[slot]
+            code = codes[k] if k < k_total else np.uint8(0)
+            values[slot, row - start] = operand.values[code]
+            exponents[slot, row - start] = operand.exponents[code]
+
+
+def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]) -> None:
+    """Find the largest exponent among a step's products: ``a`` [L] of one row by ``b`` [L, BLOCK]."""
+    peak[:] = ZERO_EXPONENT  # bounds the scale of a step in which everything is zero
+    for k in range(0, a.shape[0], UNROLL):
+        a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
+        b0, b1, b2, b3 = b[k], b[k + 1], b[k + 2], b[k + 3]
+        for j in range(peak.shape[0]):
+            # Narrowed after every addition: int8 fills four times as many lanes as int32.
+            e0, e1, e2, e3 = np.int8(a0 + b0[j]), np.int8(a1 + b1[j]), np.int8(a2 + b2[j]), np.int8(a3 + b3[j])
+            e0 = e1 if e1 > e0 else e0
+            e2 = e3 if e3 > e2 else e2
+            e0 = e2 if e2 > e0 else e0
+            highest = peak[j]
+            peak[j] = e0 if e0 > highest else highest
+
+
+def _add_products(a: NDArray[Any], b: NDArray[Any], scale: NDArray[Any], sums: NDArray[Any]) -> None:
+    """Add the scaled and truncated products of ``a`` [L] by ``b`` [L, BLOCK] to ``sums``; the conversion truncates."""
+    integer = sums.dtype.type
+    for k in range(0, a.shape[0], UNROLL):
+        a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
+        b0, b1, b2, b3 = b[k], b[k + 1], b[k + 2], b[k + 3]
+        for j in range(sums.shape[0]):
+            factor = scale[j]
+            t0, t1 = integer(a0 * b0[j] * factor), integer(a1 * b1[j] * factor)
+            t2, t3 = integer(a2 * b2[j] * factor), integer(a3 * b3[j] * factor)
+            sums[j] = integer(sums[j] + t0 + t1 + t2 + t3)
+
+
+def _align(c: NDArray[np.float32], peak: NDArray[np.int8], unit: Unit, work: Workspace) -> None:
+    """Set the scales to ``2 ** (F - emax)`` and its inverse, and start the totals from the aligned ``c``."""
+    field = work.scale_bits.dtype.type
+    integer = work.sums.dtype.type
+    c_bits = c.view(np.int32)
+    scale_bits, unscale_bits, scale, total = work.scale_bits, work.unscale_bits, work.scale, work.total
+    for j in range(c.shape[0]):
+        of_c = np.int32((c_bits[j] >> 23) & 255) - np.int32(127)
+        of_products = np.int32(peak[j])
+        places = np.int32(unit.fraction_bits) - (of_c if of_c > of_products else of_products)
+        scale_bits[j] = field(field(unit.bias + places) << unit.mantissa_bits)
+        unscale_bits[j] = field(field(unit.bias - places) << unit.mantissa_bits)
+    for j in range(c.shape[0]):
+        total[j] = integer(c[j] * scale[j])
+
+
+def _finish(c: NDArray[np.float32], mask: int, work: Workspace) -> None:
+    """Truncate the totals to the significant bits and store them, back in their place, in ``c``."""
+    total, total_bits, unscale = work.total, work.total_bits, work.unscale
+    for j in range(c.shape[0]):
+        total_bits[j] &= mask
+    for j in range(c.shape[0]):
+        c[j] = total[j] * unscale[j]
+
+
+def run_steps(
+    a: Operand, b: Operand, slots: NDArray[np.int64], unit: Unit, work: Workspace, c: NDArray[np.float32]
+) -> None:
+    """Walk some steps, each a ``fused_dot_add`` on the accumulators ``c`` [M, N] in place.
+
+    Args:
+        a: [M, K].
+        b: [N, K].
+        slots: [steps, L], the k of each product; K for a product that is zero.
+        unit: what a step does.
+        work: memory for M rows.
+        c: fp32, C-contiguous.
+    """
+    m, n = c.shape
+    length = slots.shape[1]
+    for left in range(0, n, BLOCK):
+        right = min(left + BLOCK, n)
+        for step in range(slots.shape[0]):
+            _decode(a, 0, m, slots[step], work.a_values, work.a_exponents)
+            _decode(b, left, right, slots[step], work.b_values, work.b_exponents)
+            sums, total, peak = work.sums[: right - left], work.total[: right - left], work.peak[: right - left]
+            for i in range(m):
+                _find_peaks(work.a_exponents[:, i], work.b_exponents, peak)
+                _align(c[i, left:right], peak, unit, work)
+                for k in range(0, length, unit.group):
+                    end = min(k + unit.group, length)
+                    sums[:] = 0
+                    _add_products(work.a_values[k:end, i], work.b_values[k:end], work.scale, sums)
+                    for j in range(right - left):
+                        total[j] += sums[j]
+                _finish(c[i, left:right], unit.mask, work)
+
+
+RunSteps = Callable[[Operand, Operand, NDArray[np.int64], Unit, Workspace, NDArray[np.float32]], None]
+
+
+@cache
+def compiled_run_steps() -> RunSteps:
+    """Return :func:`run_steps` as numba compiles it, at its first call for a type, or finds it in its cache.
+
+    Raises:
+        ImportError: numba is not here, or does not work with this Python or this numpy.
+    """
+    from numba import njit
+    from numba.extending import register_jitable
+
+    for function in (_decode, _find_peaks, _align, _add_products, _finish):
+        register_jitable(function)
+    try:
+        compiled: RunSteps = njit(nogil=True, cache=True, error_model="numpy")(run_steps)
+    except RuntimeError:  # no folder that machine code can be kept in: every process compiles anew
+        compiled = njit(nogil=True, error_model="numpy")(run_steps)
+    return compiled
