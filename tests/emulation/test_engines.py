@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 def clear_caches() -> None:
     compiled._numba_is_here.cache_clear()
+    compiled._say_once.cache_clear()
     compiled_run_steps.cache_clear()
 
 
@@ -80,8 +82,17 @@ def test_the_engine_that_is_asked_for_runs(
 
 
 @pytest.mark.usefixtures("without_numba")
-def test_auto_without_numba_is_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert engines_that_ran(monkeypatch, "auto") == {"_Steps"}
+def test_auto_without_numba_is_torch_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(RuntimeWarning, match=r"torch engine.*pip install 'fp8ref\[fast\]'") as said:
+        assert engines_that_ran(monkeypatch, "auto") == {"_Steps"}
+    assert len(said) == 1
+
+
+@pytest.mark.usefixtures("without_numba")
+def test_torch_is_asked_for_without_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert engines_that_ran(monkeypatch, "torch") == {"_Steps"}
 
 
 @pytest.mark.usefixtures("without_numba")
