@@ -1,5 +1,4 @@
 """The Triton kernel whose ``tl.dot`` is recorded."""
-# mypy: ignore-errors
 # Triton reads this source itself: names are constexpr and pointers, which annotations could not describe.
 
 import triton
