@@ -21,7 +21,7 @@ from fp8ref.report.results import Report
 from fp8ref.report.run import MIN_TOKENS, WINDOW, measure
 from fp8ref.report.table import print_report
 
-DEFAULT_TOKENS = 128
+DEFAULT_TOKENS = 256
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
