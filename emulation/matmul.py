@@ -52,7 +52,8 @@ def emulate_matmul(
         use_fast_accum: False promotes the accumulator to fp32 every 128 of K; True never does. Block scales are
             always promoted, so True is refused there.
         unit: the tensor-core unit, a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`.
-        split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none.
+        split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none; with 128x128 scales runs are rounded
+            up to four tiles of 128, which can leave fewer parts. cuBLASLt never cuts with row-wise scales; kernels do.
         scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
             meant unless this says otherwise, with all-one-element scales tensor-wise, and with N = 1 1x128 by 1x128
             rather than by 128x128. One of
@@ -61,7 +62,8 @@ def emulate_matmul(
         engine: what computes it; the bits are the same. ``"torch"``: plain PyTorch, on any device. ``"compiled"``:
             loops that numba compiles, several times faster, on CPU tensors (``pip install 'fp8ref[fast]'``).
             ``"auto"``: compiled on CPU tensors where numba can be imported, else torch. The ``exact`` unit has one
-            engine, PyTorch, whatever this says.
+            engine, PyTorch, whatever this says. On a CPU a large product works on up to 8 threads of its own, and until
+            it is done ``torch.get_num_threads()`` is 1 in the whole process.
 
     Returns:
         [M, N] of ``out_dtype``, contiguous, detached, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
