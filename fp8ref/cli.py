@@ -23,6 +23,6 @@ def main() -> None:
             return
         print(f'fp8ref: error: not installed: {", ".join(missing)}; run: pip install "fp8ref[report]"', file=sys.stderr)
         raise SystemExit(2)
-    from fp8ref.report.app import app
+    from fp8ref.commands import app
 
     app()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Annotated
 
@@ -23,26 +22,7 @@ from fp8ref.report.table import print_report
 
 DEFAULT_TOKENS = 256
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
 
-
-def _version(wanted: bool) -> None:
-    """Print the version and stop."""
-    if wanted:
-        typer.echo(f"fp8ref {metadata.version('fp8ref')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _fp8ref(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
-    ] = False,
-) -> None:
-    """FP8 matrix products, bit for bit what an NVIDIA Hopper GPU returns."""
-
-
-@app.command()
 def report(
     model: Annotated[
         Path | None,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from fp8ref.report.app import app
+from fp8ref.commands import app
 from fp8ref.report.recipes import RECIPES
 from tiny_models import save_llama
 
