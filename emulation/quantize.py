@@ -62,6 +62,7 @@ def quantize(
     scaling: Scaling = "tensor",
     scale: Tensor | float | None = None,
     scale_format: ScaleFormat = "float32",
+    absmax_bound: float | None = None,
 ) -> ScaledTensor:
     """Quantise ``x`` to FP8: ``scale = absmax / max`` of the format in fp32, ``code = round(x / scale)``, saturating.
 
@@ -74,6 +75,8 @@ def quantize(
         scale: static fp32 scales of the shape that ``scaling`` has (a float for "tensor"), finite and above zero.
         scale_format: "ue8m0" rounds each computed scale up to a power of two (kept as fp32), as an exponent-only scale
             format needs; up, so that nothing saturates.
+        absmax_bound: clips each absmax before a scale is made of it (FBGEMM's ``activation_scale_ub``); values above
+            saturate. Above zero; taken as the nearest fp32.
 
     Returns:
         A :class:`ScaledTensor` with contiguous codes, detached.
@@ -84,7 +87,8 @@ def quantize(
 
     Raises:
         TypeError: a wrong dtype of ``x``, ``dtype`` or ``scale``.
-        ValueError: an unknown ``scaling`` or ``scale_format``; a scale of the wrong shape, or not finite and above 0.
+        ValueError: an unknown ``scaling`` or ``scale_format``; a scale of the wrong shape, or not finite and above 0; a
+            bound that is not, or beside a given scale.
 
     >>> q = quantize(torch.tensor([[1.0, -2.0], [0.0, 0.0]]), torch.float8_e4m3fn, scaling="row")
     >>> q.data.float(), q.scale.flatten()
@@ -96,16 +100,18 @@ def quantize(
     if x.dtype not in _INPUTS:
         raise TypeError(f"x: got {x.dtype}; give one of {list(_INPUTS)}")
     scaling = check_scaling(scaling)
-    if scale_format not in ("float32", "ue8m0"):
-        raise ValueError(f'scale_format: got {scale_format!r}; give "float32" or "ue8m0"')
+    check_scale_format(scale_format)
+    check_absmax_bound(absmax_bound, "absmax_bound")
     if x.dim() < 1 or (scaling == "128x128" and x.dim() != 2):
         raise ValueError(f"x: got shape {list(x.shape)}; {scaling!r} scales take [rows, K]")
     wide = x if x.dtype == torch.float64 else x.float()
     if scale is None:
-        scales = _computed_scale(wide, fmt, scaling, scale_format)
+        scales = _computed_scale(wide, fmt, scaling, scale_format, absmax_bound)
     else:
         if scale_format != "float32":
             raise ValueError(f"scale_format: got {scale_format!r} beside a given scale; round the scale yourself")
+        if absmax_bound is not None:
+            raise ValueError(f"absmax_bound: got {absmax_bound} beside a given scale; leave one of them out")
         scales = _given_scale(scale, x, scaling)
     quotient = wide / expand_scale(scales, scaling, wide.shape).to(wide.dtype)
     codes = round_to_fp8(quotient, dtype)
@@ -153,9 +159,29 @@ def expand_scale(scale: Tensor, scaling: Scaling, shape: torch.Size) -> Tensor:
     return scale
 
 
-def _computed_scale(x: Tensor, fmt: Fp8Format, scaling: Scaling, scale_format: ScaleFormat) -> Tensor:
+def check_scale_format(scale_format: object) -> None:
+    """Raise ValueError unless ``scale_format`` is a known one."""
+    if scale_format not in ("float32", "ue8m0"):
+        raise ValueError(f'scale_format: got {scale_format!r}; give "float32" or "ue8m0"')
+
+
+def check_absmax_bound(bound: object, argument: str) -> None:
+    """Raise unless ``bound`` is None or a number above zero that is finite in fp32, and not zero there."""
+    if bound is None:
+        return
+    if isinstance(bound, bool) or not isinstance(bound, float | int):
+        raise TypeError(f"{argument}: got {bound!r}; give a float, or None for no bound")
+    if not (SMALLEST_SCALE <= bound <= torch.finfo(torch.float32).max):
+        raise ValueError(f"{argument}: got {bound}; give a finite bound of at least 2**-126, or None")
+
+
+def _computed_scale(
+    x: Tensor, fmt: Fp8Format, scaling: Scaling, scale_format: ScaleFormat, absmax_bound: float | None
+) -> Tensor:
     magnitude = torch.where(x.isfinite(), x.abs(), 0.0)
     absmax = _absmax(magnitude, scaling).clamp(max=torch.finfo(torch.float32).max).float()
+    if absmax_bound is not None:
+        absmax = torch.minimum(absmax, torch.full_like(absmax, absmax_bound))
     scale = absmax / torch.full_like(absmax, fmt.max)
     if scale_format == "ue8m0":
         bits = scale.view(FP32.int_dtype)

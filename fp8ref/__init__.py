@@ -20,6 +20,8 @@ from fp8ref.kernels.explain import Explanation, explain
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
 from fp8ref.kernels.pack import PackedWeight, pack_weight
+from fp8ref.linear import Fp8Linear
+from fp8ref.recipes import RECIPES, Recipe
 
 __version__ = _version("fp8ref")
 
@@ -27,10 +29,13 @@ __all__ = [
     "E4M3",
     "E5M2",
     "FORMATS",
+    "RECIPES",
     "UNITS",
     "Explanation",
     "Fp8Format",
+    "Fp8Linear",
     "PackedWeight",
+    "Recipe",
     "ScaledTensor",
     "Scaling",
     "TensorCoreUnit",

@@ -27,6 +27,7 @@ class PackedWeight:
         scaling: "row", "1x128" or "128x128".
         n: rows of the weight.
         k: columns of the weight.
+        one_scale: whether it was packed with "tensor" scaling: all rows of ``scale`` are then equal.
     """
 
     codes: Tensor
@@ -34,6 +35,7 @@ class PackedWeight:
     scaling: Scaling
     n: int
     k: int
+    one_scale: bool = False
 
     @cached_property
     def signature(self) -> tuple[object, ...]:
@@ -43,6 +45,7 @@ class PackedWeight:
             self.n,
             self.k,
             self.scaling,
+            self.one_scale,
             self.codes.dtype,
             index,
             self.codes.data_ptr() % 16,
@@ -82,7 +85,7 @@ class PackedWeight:
         >>> pack_weight(torch.ones(3, 5)).to("cpu").shape
         (3, 5)
         """
-        return PackedWeight(self.codes.to(device), self.scale.to(device), self.scaling, self.n, self.k)
+        return PackedWeight(self.codes.to(device), self.scale.to(device), self.scaling, self.n, self.k, self.one_scale)
 
 
 def padded_k(k: int) -> int:
@@ -147,7 +150,8 @@ def pack_weight(
         padded = torch.ones(packed.shape[0], dtype=torch.float32, device=codes.device)
         padded[:n] = scales.reshape(-1)
         scales = padded
-    return PackedWeight(packed.view(codes.dtype), scales.clone(memory_format=torch.contiguous_format), kind, n, k)
+    scales = scales.clone(memory_format=torch.contiguous_format)
+    return PackedWeight(packed.view(codes.dtype), scales, kind, n, k, scaling == "tensor")
 
 
 def _checked_scale(scale: Tensor | None, codes: Tensor, scaling: Scaling) -> Tensor:
