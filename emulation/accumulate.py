@@ -19,7 +19,9 @@ PROMOTION_K = 128
 """K after which an accurate chain is added to the fp32 total; also the tile that split-K counts in."""
 
 Promote = Callable[[Tensor, Tensor, Span, slice, slice], Tensor]
-"""How a chain's result joins the fp32 total: ``(total, chain, (k_start, k_stop), rows, columns) -> total``."""
+"""How a chain's result joins the fp32 total: ``(total, chain, (k_start, k_stop), rows, columns) -> total``.
+
+The total that goes in is used up; it is laid out as the chain is."""
 
 
 def accumulate(
@@ -47,7 +49,7 @@ def accumulate(
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it.
-        ImportError: ``engine="compiled"`` without numba.
+        ImportError: ``engine="compiled"`` without its compiler.
 
     Source: recorded on an H200 for ``sm90``, ``tests/emulation/test_golden.py``; the units' evidence for the others.
 
@@ -85,7 +87,7 @@ def run_chains(
     def fill(tile: Tile) -> None:
         view, chains = out[tile.rows, tile.columns], tile.chains()
         for index, spans in enumerate(spans_of_parts):
-            part = _fold(chains, spans, view, promote, tile.rows, tile.columns)
+            part = _fold(chains, spans, promote, tile.rows, tile.columns)
             # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
             view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
 
@@ -96,12 +98,11 @@ def run_chains(
     return canonical_nan(out)
 
 
-def _fold(
-    chains: Iterator[Tensor], spans: list[Span], like: Tensor, promote: Promote | None, rows: slice, columns: slice
-) -> Tensor:
-    total = torch.zeros_like(like)
-    for span in spans:
-        chain = next(chains)
+def _fold(chains: Iterator[Tensor], spans: list[Span], promote: Promote | None, rows: slice, columns: slice) -> Tensor:
+    chain = next(chains)
+    total = torch.zeros_like(chain)  # in its layout, which is not that of the output where the engine transposes
+    for index, span in enumerate(spans):
+        chain = next(chains) if index else chain
         total = total + chain if promote is None else promote(total, chain, span, rows, columns)
     return total
 

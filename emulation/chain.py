@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fp8ref.emulation.bits import FP32, FP64, floor_pow2, truncate_significand
 from fp8ref.emulation.compiled import Compiled, Engine, is_compiled
+from fp8ref.emulation.compiled_cuda import CompiledCuda
 from fp8ref.emulation.decode import POWER, Span, decode, k_order
 from fp8ref.emulation.exact import exact_matmul
 from fp8ref.emulation.formats import E4M3, FORMATS, Fp8Format
@@ -57,7 +58,11 @@ def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span], eng
     if unit.products_per_step is None:
         yield from _walk(a, b, _Exact(), spans)
     elif is_compiled(engine, a.device):
-        yield from _walk(a, b, Compiled(unit, FORMATS[a.dtype], FORMATS[b.dtype], spans, a.shape[1]), spans)
+        formats = FORMATS[a.dtype], FORMATS[b.dtype]
+        if a.device.type == "cuda":
+            yield from _walk(a, b, CompiledCuda(unit, *formats, spans, a.shape[1], a.device), spans)
+        else:
+            yield from _walk(a, b, Compiled(unit, *formats, spans, a.shape[1]), spans)
     else:
         yield from _walk(a, b, _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type), spans)
 

@@ -11,7 +11,7 @@ that stands for a zero product, at most -64 + 15, is below that of any accumulat
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from typing import Any, Literal, get_args
 
@@ -22,7 +22,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8ref.emulation.bits import FP32, FP64
-from fp8ref.emulation.compiled_loops import BLOCK, UNROLL, ZERO_EXPONENT, Operand, Unit, Workspace, compiled_run_steps
+from fp8ref.emulation.compiled_cuda import triton_is_here
+from fp8ref.emulation.compiled_loops import (
+    BLOCK,
+    JOINED,
+    ROW_FIRST,
+    ROW_LAST,
+    UNROLL,
+    ZERO_EXPONENT,
+    Operand,
+    Unit,
+    Workspace,
+    compiled_promote,
+    compiled_run_steps,
+)
 from fp8ref.emulation.decode import Span, k_order
 from fp8ref.emulation.formats import Fp8Format
 from fp8ref.emulation.units import TensorCoreUnit
@@ -44,38 +57,76 @@ def _numba_is_here() -> bool:
     return True
 
 
+_COMPILERS: dict[str, tuple[Callable[[], bool], str, str]] = {
+    "cpu": (_numba_is_here, "numba", "fast"),
+    "cuda": (triton_is_here, "Triton", "kernels"),
+}
+"""By type of device: whether its compiler is here, its name, and the extra that brings it."""
+
+
 def is_compiled(engine: Engine, device: torch.device) -> bool:
-    """Whether ``engine`` means the compiled one for tensors on ``device``; "auto" does on a CPU with numba.
+    """Whether ``engine`` means the compiled one for tensors on ``device``.
+
+    "auto" does on a CPU with numba and on a CUDA device with Triton.
 
     Raises:
-        ValueError: an engine that does not exist, or "compiled" for tensors that are not on a CPU.
-        ImportError: "compiled" without numba.
+        ValueError: an engine that does not exist, or "compiled" for tensors on another kind of device.
+        ImportError: "compiled" without the compiler.
 
-    >>> is_compiled("torch", torch.device("cpu")), is_compiled("auto", torch.device("cuda"))
+    >>> is_compiled("torch", torch.device("cpu")), is_compiled("auto", torch.device("meta"))
     (False, False)
     """
     if engine not in get_args(Engine):
         raise ValueError(f"engine: got {engine!r}; give one of {list(get_args(Engine))}")
-    if engine == "torch" or (engine == "auto" and device.type != "cpu"):
+    if engine == "torch" or (engine == "auto" and device.type not in _COMPILERS):
         return False
-    if device.type != "cpu":
+    if device.type not in _COMPILERS:
         raise ValueError(f"engine: got 'compiled' for tensors on {device}; give 'torch', or move the tensors to a CPU")
-    if _numba_is_here():
+    is_here, compiler, extra = _COMPILERS[device.type]
+    if is_here():
         return True
     if engine == "compiled":
-        raise ImportError("engine: got 'compiled', which needs numba: pip install 'fp8ref[fast]'; or give 'torch'")
-    _say_once()
+        raise ImportError(
+            f"engine: got 'compiled', which needs {compiler}: pip install 'fp8ref[{extra}]'; or give 'torch'"
+        )
+    _say_once(compiler, extra)
     return False
 
 
 @cache
-def _say_once() -> None:
+def _say_once(compiler: str, extra: str) -> None:
     warnings.warn(
-        "fp8ref computes with its torch engine, several times slower than the compiled one, which needs numba: "
-        "pip install 'fp8ref[fast]', or give engine='torch' to agree",
+        f"fp8ref computes with its torch engine, several times slower than the compiled one, which needs {compiler}: "
+        f"pip install 'fp8ref[{extra}]', or give engine='torch' to agree",
         RuntimeWarning,
         stacklevel=2,
     )
+
+
+def promote_scaled(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *, joined: bool) -> Tensor:
+    """Add to ``total`` a scaled chain: ``(chain * left) * right``, the last multiplication and the addition an FMA.
+
+    Args:
+        total: fp32 [M, N] laid out as ``chain`` is; it is written to.
+        chain: fp32 [M, N], contiguous or the transpose of what is.
+        left: fp32 scales [M], contiguous.
+        right: fp32 scales [N], contiguous.
+        joined: ``chain * (left * right)`` instead.
+
+    Returns:
+        ``total``.
+
+    >>> chain, ones = torch.full((1, 2), 2.0), torch.ones(2)
+    >>> promote_scaled(torch.ones(1, 2), chain, torch.tensor([3.0]), ones, joined=False)
+    tensor([[7., 7.]])
+    """
+    order = JOINED if joined else ROW_FIRST
+    sums, of_row, of_column = total, left, right
+    if not chain.is_contiguous():
+        order = JOINED if joined else ROW_LAST
+        sums, chain, of_row, of_column = total.t(), chain.t(), right, left
+    compiled_promote()(sums.numpy(), chain.numpy(), of_row.numpy(), of_column.numpy(), order)
+    return total
 
 
 @lru_cache(maxsize=64)

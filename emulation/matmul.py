@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from fp8ref.emulation.accumulate import PROMOTION_K, run_chains, split_parts
 from fp8ref.emulation.bits import canonical_nan, fma_fp32
 from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
-from fp8ref.emulation.compiled import Engine
+from fp8ref.emulation.compiled import Engine, is_compiled, promote_scaled
 from fp8ref.emulation.decode import Span
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.rounding import round_to_fp8
@@ -60,17 +61,17 @@ def emulate_matmul(
             ``("tensor", "tensor")``, ``("row", "row")``, ``("1x128", "1x128")``, ``("1x128", "128x128")``,
             ``("128x128", "1x128")``.
         engine: what computes it; the bits are the same. ``"torch"``: plain PyTorch, on any device. ``"compiled"``:
-            loops that numba compiles, several times faster, on CPU tensors (``pip install 'fp8ref[fast]'``).
-            ``"auto"``: compiled on CPU tensors where numba can be imported, else torch. The ``exact`` unit has one
-            engine, PyTorch, whatever this says. On a CPU a large product works on up to 8 threads of its own, and until
-            it is done ``torch.get_num_threads()`` is 1 in the whole process.
+            loops that numba compiles for CPU tensors (``pip install 'fp8ref[fast]'``) and Triton for CUDA tensors,
+            several times faster. ``"auto"``: compiled where the compiler can be imported, else torch, which is said
+            once. The ``exact`` unit has one engine, PyTorch, whatever this says. On a CPU a large product works on up
+            to 8 threads of its own, and until it is done ``torch.get_num_threads()`` is 1 in the whole process.
 
     Returns:
         [M, N] of ``out_dtype``, contiguous, detached, on the device of ``a``. NaN is 0x7FFFFFFF, 0x7FFF or 0x7F.
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it, what it got and the fix.
-        ImportError: ``engine="compiled"`` without numba.
+        ImportError: ``engine="compiled"`` without numba, or without Triton for CUDA tensors.
 
     Source: recorded on an H200, ``tests/emulation/test_golden.py``. Where the hardware refuses (odd K or N, e5m2 by
     e5m2, a bias with fp32 output) this computes what the unit would.
@@ -93,7 +94,8 @@ def emulate_matmul(
         if use_fast_accum:
             raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
         parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
-        promote = partial(_promote_block, kinds=kinds, scale_a=left, scale_b=right)
+        add = promote_scaled if is_compiled(engine, a.device) else _promote_scaled
+        promote = partial(_promote_block, kinds=kinds, scale_a=left, scale_b=right, add=add)
         result = run_chains(a, b, model, parts, engine, promoted=True, promote=promote)
     else:
         parts = split_parts(a.shape[1], split_k)
@@ -150,16 +152,21 @@ def _promote_block(
     kinds: tuple[Scaling, Scaling],
     scale_a: Tensor,
     scale_b: Tensor,
+    add: Callable[..., Tensor],
 ) -> Tensor:
-    """One scaled block of K: an fp32 multiply and an FMA, in the order that the hardware was recorded to use."""
+    """One scaled block of K, in the order that the hardware was recorded to use."""
     if span[0] == span[1]:
         return total
     block = span[0] // BLOCK
-    left = scale_a[_groups(rows, kinds[0], scale_a), block].unsqueeze(1)
+    left = scale_a[_groups(rows, kinds[0], scale_a), block]
     right = scale_b[block, _groups(columns, kinds[1], scale_b)]
-    if "128x128" in kinds:
-        return fma_fp32(chain, left * right, total)
-    return fma_fp32(chain * left, right, total)
+    return add(total, chain, left, right, joined="128x128" in kinds)
+
+
+def _promote_scaled(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *, joined: bool) -> Tensor:
+    """Plain PyTorch of :func:`fp8ref.emulation.compiled.promote_scaled`: an fp32 multiply and an FMA."""
+    left = left.unsqueeze(1)
+    return fma_fp32(chain, left * right, total) if joined else fma_fp32(chain * left, right, total)
 
 
 def _groups(span: slice, kind: Scaling, scale: Tensor) -> Tensor:

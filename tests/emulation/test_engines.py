@@ -16,6 +16,7 @@ import torch
 import fp8ref
 from fp8ref.emulation import chain, compiled
 from fp8ref.emulation.compiled import is_compiled
+from fp8ref.emulation.compiled_cuda import triton_is_here
 from fp8ref.emulation.compiled_loops import BLOCK, RunSteps, compiled_run_steps, run_steps
 from fp8ref.emulation.decode import Span
 from reference.tensors import bits_of
@@ -105,12 +106,28 @@ def test_compiled_without_numba_says_what_to_install(unit: str) -> None:
         fp8ref.emulate_matmul(a, a.t(), torch.tensor(1.0), torch.tensor(1.0), unit=unit, engine="compiled")
 
 
-def test_tensors_on_a_gpu_are_for_torch() -> None:
-    assert not is_compiled("auto", CUDA)
-    assert not is_compiled("torch", CUDA)
-    assert is_compiled("auto", CPU)
-    with pytest.raises(ValueError, match=r"^engine: got 'compiled' for tensors on cuda; "):
-        is_compiled("compiled", CUDA)
+def test_what_compiles_for_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    meta = torch.device("meta")
+    for device in (CPU, CUDA):
+        assert is_compiled("auto", device)
+        assert is_compiled("compiled", device)
+        assert not is_compiled("torch", device)
+    assert not is_compiled("auto", meta)
+    with pytest.raises(ValueError, match=r"^engine: got 'compiled' for tensors on meta; "):
+        is_compiled("compiled", meta)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    triton_is_here.cache_clear()
+    compiled._say_once.cache_clear()
+    try:
+        with pytest.raises(
+            ImportError, match=r"^engine: got 'compiled', which needs Triton: pip install 'fp8ref\[kern"
+        ):
+            is_compiled("compiled", CUDA)
+        with pytest.warns(RuntimeWarning, match="needs Triton"):
+            assert not is_compiled("auto", CUDA)
+    finally:
+        triton_is_here.cache_clear()
+        compiled._say_once.cache_clear()
 
 
 def test_the_import_of_fp8ref_leaves_numba_alone() -> None:

@@ -1,0 +1,132 @@
+"""The engine that Triton compiles for CUDA tensors: the chains of :mod:`fp8ref.emulation.chain`, same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fp8ref.emulation.decode import Span, k_order
+from fp8ref.emulation.formats import Fp8Format
+from fp8ref.emulation.units import TensorCoreUnit
+
+_ZERO_EXPONENT = -64  # as in compiled_loops: any other factor's exponent added, it is below every product's
+_TILE_OUTPUTS = 1 << 24
+_CHAIN_OUTPUTS = 1 << 26
+_CELL = 512
+_WARPS = 4
+
+
+@cache
+def triton_is_here() -> bool:
+    """Whether Triton can be imported.
+
+    >>> isinstance(triton_is_here(), bool)
+    True
+    """
+    try:
+        import triton  # noqa: F401 - whether it is there is the question
+    except ImportError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What does not depend on the operands' rows: the order of K, and where chains begin, on a device."""
+
+    slots: Tensor
+    first_steps: Tensor
+
+
+class CompiledCuda:
+    """A tensor-core unit on two formats, for the chains of K that ``spans`` names."""
+
+    def __init__(
+        self,
+        unit: TensorCoreUnit,
+        format_a: Fp8Format,
+        format_b: Fp8Format,
+        spans: Sequence[Span],
+        k: int,
+        device: torch.device,
+    ) -> None:
+        """Raise ImportError without Triton."""
+        from fp8ref.emulation.jit_chains import chains_kernel
+
+        assert unit.products_per_step is not None
+        self.kernel = chains_kernel
+        steps_per_instruction = unit.instruction_k // unit.products_per_step
+        length = 1 << (unit.products_per_step - 1).bit_length()
+        steps = [-(-(stop - start) // unit.instruction_k) * steps_per_instruction for start, stop in spans]
+        self.plan = _Plan(
+            _slots(unit, spans, k, length).to(device),
+            torch.tensor([0, *steps], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32).to(device),
+        )
+        self.chain_count = len(spans)
+        self.constants = _constants(unit, format_a, format_b, length, steps_per_instruction)
+
+    def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
+        """Outputs and codes of a tile take some hundred megabytes at most."""
+        width = max(64, min(n, 1 << 14, (1 << 27) // max(k, 1)))
+        return max(1, min(m, _TILE_OUTPUTS // width)), width
+
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:  # noqa: ARG002 - as the other engines take it
+        """Lay out the codes of ``operand`` [rows, K] as [steps * length, rows], zero where a slot has no k."""
+        by_k = operand.view(torch.uint8).t()
+        padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
+        return padded.index_select(0, self.plan.slots)
+
+    def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:  # noqa: ARG002 - as above
+        """Run each chain of one tile; yields fp32 [M, N]."""
+        m, n = a.shape[1], b.shape[1]
+        group = max(1, min(_CHAIN_OUTPUTS // max(1, m * n), 32768))
+        block_m = min(16, 1 << (m - 1).bit_length())
+        block_n = _CELL // block_m
+        cells = -(-m // block_m) * -(-n // block_n)
+        for start in range(0, self.chain_count, group):
+            count = min(group, self.chain_count - start)
+            out = torch.empty(count, m, n, dtype=torch.float32, device=a.device)
+            self.kernel[(cells, count)](
+                a, b, self.plan.first_steps[start:], out, m, n,
+                BLOCK_M=block_m, BLOCK_N=block_n, num_warps=_WARPS, **self.constants,
+            )  # fmt: skip
+            yield from out
+
+
+def _slots(unit: TensorCoreUnit, spans: Sequence[Span], k: int, length: int) -> Tensor:
+    """Return the k of every product, [steps * length], and ``k`` itself for a zero."""
+    assert unit.products_per_step is not None
+    order = k_order(unit, spans, k)
+    slots = (torch.arange(k, device="cpu") if order is None else order).view(-1, unit.products_per_step)
+    return pad(slots, (0, length - slots.shape[1]), value=k).flatten()
+
+
+def _constants(
+    unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format, length: int, steps_per_instruction: int
+) -> dict[str, Any]:
+    """Return the compile-time arguments: int32 holds the sum of a chunk, ``total`` that of a step and c."""
+    import triton.language as tl
+
+    narrow = unit.fraction_bits <= 25
+    return {
+        "LENGTH": length,
+        "CHUNK": min(length, 32, 1 << (29 - unit.fraction_bits) if narrow else 32),
+        "F": unit.fraction_bits,
+        "B": unit.significant_bits,
+        "RESTART_EVERY": steps_per_instruction if unit.c_enters == "after" else 0,
+        "REAL": tl.float32 if narrow else tl.float64,
+        "INTEGER": tl.int32 if narrow else tl.int64,
+        # L products below 2**(F + 2) and an accumulator below 2**(F + 1) must be exact in fp32.
+        "WIDE": (length + 1) << (unit.fraction_bits + 2) > 1 << 24,
+        "MANTISSA_BITS_A": format_a.mantissa_bits,
+        "BIAS_A": format_a.bias,
+        "MANTISSA_BITS_B": format_b.mantissa_bits,
+        "BIAS_B": format_b.bias,
+        "ZERO": _ZERO_EXPONENT,
+    }

@@ -1,0 +1,116 @@
+"""Raw Triton code of the chains on CUDA tensors; :mod:`fp8ref.emulation.compiled_cuda` launches it.
+
+A program walks one chain for one cell of the output. Integers and powers of two throughout: nothing rounds but the
+truncations that the unit makes, so no order of evaluation and no fused multiply-add could change a bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+jit: Callable[[Callable[..., Any]], Any] = triton.jit
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["M", "N"])
+
+
+@jit
+def decode(codes, MANTISSA_BITS: tl.constexpr, BIAS: tl.constexpr, ZERO: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the fp32 values of finite FP8 codes and their exponents, ZERO for zero."""
+    code = codes.to(tl.int32)
+    magnitude = code & 0x7F
+    field = magnitude >> MANTISSA_BITS
+    normal = ((magnitude << (23 - MANTISSA_BITS)) + ((127 - BIAS) << 23)).to(tl.float32, bitcast=True)
+    subnormal = magnitude.to(tl.float32) * (1.0 / (1 << (BIAS + MANTISSA_BITS - 1)))
+    value = tl.where(field > 0, normal, subnormal)
+    exponent = tl.where(magnitude > 0, tl.maximum(field, 1) - BIAS, ZERO)
+    return tl.where(code > 0x7F, -value, value), exponent
+
+
+@jit
+def load_step(operand, step, rows, LENGTH: tl.constexpr, start: tl.constexpr, CHUNK: tl.constexpr, offsets):  # type: ignore[no-untyped-def]
+    """Load the codes of a chunk of one step, [CHUNK, rows of the cell]; zero beyond the operand."""
+    slot = (step * LENGTH + start + tl.arange(0, CHUNK)).to(tl.int64)
+    return tl.load(operand + slot[:, None] * rows + offsets[None, :], mask=(offsets < rows)[None, :], other=0)
+
+
+@jit
+def power_of_two(exponent):  # type: ignore[no-untyped-def]
+    """Return 2 ** exponent in fp32, for the exponents of normal numbers."""
+    return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@jit
+def truncate_sum(total, exponent, WIDE: tl.constexpr, F: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return ``total * 2 ** (exponent - F)`` truncated to B significant bits, fp32."""
+    if WIDE:
+        bits = total.to(tl.float64).to(tl.int64, bitcast=True) & (-1 << (53 - B))
+        kept = bits.to(tl.float64, bitcast=True)
+        return (kept * power_of_two(exponent - F).to(tl.float64)).to(tl.float32)
+    bits = total.to(tl.float32).to(tl.int32, bitcast=True) & (-1 << (24 - B))
+    return bits.to(tl.float32, bitcast=True) * power_of_two(exponent - F)
+
+
+@kernel
+def chains_kernel(  # type: ignore[no-untyped-def]
+    a,
+    b,
+    first_steps,
+    out,
+    M,
+    N,
+    LENGTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    F: tl.constexpr,
+    B: tl.constexpr,
+    RESTART_EVERY: tl.constexpr,
+    REAL: tl.constexpr,
+    INTEGER: tl.constexpr,
+    WIDE: tl.constexpr,
+    MANTISSA_BITS_A: tl.constexpr,
+    BIAS_A: tl.constexpr,
+    MANTISSA_BITS_B: tl.constexpr,
+    BIAS_B: tl.constexpr,
+    ZERO: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    """Run chain ``program_id(1)`` on codes ``a`` [steps * LENGTH, M] and ``b`` [steps * LENGTH, N] into ``out``.
+
+    ``first_steps`` [all chains + 1] cuts the steps into chains; ``out`` is fp32 [all chains, M, N]. RESTART_EVERY
+    steps begin at +0 and join the total in fp32; 0 carries the accumulator through the chain.
+    """
+    chain = tl.program_id(1)
+    cells = tl.cdiv(N, BLOCK_N)
+    rows = (tl.program_id(0) // cells) * BLOCK_M + tl.arange(0, BLOCK_M)
+    columns = (tl.program_id(0) % cells) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.load(first_steps + chain)
+    last = tl.load(first_steps + chain + 1)
+    carried = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for step in range(first, last):
+        peak = tl.full([BLOCK_M, BLOCK_N], ZERO, tl.int32)
+        for start in tl.static_range(0, LENGTH, CHUNK):
+            _, of_a = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
+            _, of_b = decode(load_step(b, step, N, LENGTH, start, CHUNK, columns), MANTISSA_BITS_B, BIAS_B, ZERO)
+            peak = tl.maximum(peak, tl.max(of_a[:, :, None] + of_b[:, None, :], axis=0))
+        of_carried = ((carried.to(tl.int32, bitcast=True) >> 23) & 255) - 127
+        peak = tl.maximum(peak, of_carried)
+        scale = power_of_two(F - peak)
+        aligned = (carried.to(REAL) * scale.to(REAL)).to(INTEGER).to(tl.int64 if WIDE else tl.int32)
+        for start in tl.static_range(0, LENGTH, CHUNK):
+            x, _ = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
+            y, _ = decode(load_step(b, step, N, LENGTH, start, CHUNK, columns), MANTISSA_BITS_B, BIAS_B, ZERO)
+            products = (x[:, :, None] * y[:, None, :]).to(REAL) * scale[None, :, :].to(REAL)
+            aligned += tl.sum(products.to(INTEGER), axis=0)
+        carried = truncate_sum(aligned, peak, WIDE, F, B)
+        if RESTART_EVERY:
+            whole = (step + 1 - first) % RESTART_EVERY == 0
+            total = tl.where(whole, total + carried, total)
+            carried = tl.where(whole, 0.0, carried)
+    if RESTART_EVERY == 0:
+        total = carried
+    place = out + chain.to(tl.int64) * M * N + rows.to(tl.int64)[:, None] * N + columns[None, :]
+    tl.store(place, total, mask=(rows < M)[:, None] & (columns < N)[None, :])
