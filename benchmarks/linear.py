@@ -8,7 +8,6 @@ saves between two of our own calls is not there. Writes linear.json, linear.md a
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import statistics
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from linear_peers import peers
 from linear_report import LARGE, ODD, SHAPES, SMALL, plot, table, targets
 from torch import Tensor
 from verify import environment
@@ -95,8 +95,10 @@ def eager_time(call: Callable[[int], Any], copies: int) -> float:
     return statistics.median(times)
 
 
-def measure(n: int, k: int, m: int, weights: list[PackedWeight], extras: bool) -> dict[str, Any]:
-    """Return the row of one shape and batch size."""
+def measure(
+    n: int, k: int, m: int, weights: list[PackedWeight], extras: bool, missing: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the row of one shape and batch size; ``missing`` collects why a peer has none."""
     x = torch.randn(m, k, device="cuda", dtype=BF16)
     copies, least = len(weights), 96 if m <= 64 else 16
     q = quantize_rows(x)
@@ -132,6 +134,11 @@ def measure(n: int, k: int, m: int, weights: list[PackedWeight], extras: bool) -
         row["quantise per call, eager"] = round(
             eager_time(lambda i: per_call_layer(x, weights[i].codes, weights[i].scale), copies), 1
         )
+        if m <= 64:
+            found, reasons = peers(weights, m)
+            row |= {name: timed(lambda i, layer=layer: layer(x, i)) for name, layer in found.items()}  # type: ignore[misc]
+            for name, why in reasons.items() if missing is not None else ():
+                missing.setdefault(name, f"{why} (first at {n}x{k}, M={m})")
         row["isolated"] = _isolated(x, {"ours": ours, "_scaled_mm tensor-wise": bare}, copies, least)
     if extras:
         compiled = torch.compile(per_call_layer, dynamic=False)
@@ -200,6 +207,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", nargs=2, type=int, metavar=("START", "STEP"), help="only fill the compilers' caches"
     )
+    parser.add_argument("--small", action="store_true", help="leave out batches above 64 rows")
     parser.add_argument("--compiled", action="store_true", help="also measure torch.compile of the per-call layer")
     args = parser.parse_args()
     if args.compile:
@@ -208,17 +216,14 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     found: dict[str, Any] = {"environment": environment(), "rows": [], "not measured": {}}
-    for package, name in (("torchao", "torchao dynamic per-row"), ("fbgemm_gpu", "FBGEMM gemv and rowwise")):
-        if importlib.util.find_spec(package) is None:
-            found["not measured"][name] = f"{package} is not installed on the GPU machine"
     found["copy bytes per us"] = bandwidth = copy_bandwidth()
     for n, k in [*SHAPES, *ODD]:
-        sizes = sizes_of(n, k)
+        sizes = [m for m in sizes_of(n, k) if m <= 64 or not args.small]
         bf16 = bf16_times(n, k, sizes)
         weights = weights_for(n, k, torch.device("cuda"))
         floor = round(read_time(weights), 2)
         for m in sizes:
-            row = measure(n, k, m, weights, args.compiled and is_extra(n, k, m))
+            row = measure(n, k, m, weights, args.compiled and is_extra(n, k, m), found["not measured"])
             row |= {"pure read": floor, "bf16": bf16[m]}
             found["rows"].append(row)
             print(json.dumps(row), flush=True)

@@ -40,7 +40,8 @@ def table(found: dict[str, Any]) -> str:
     """Return the figures as Markdown."""
     e = found["environment"]
     names = ["pure read", "bf16", "_scaled_mm tensor-wise", "_scaled_mm row-wise", "quantise per call, eager",
-             "quantise per call, graph", "quantise per call, compiled in a graph", "ours", "ours ready fp8",
+             "quantise per call, graph", "quantise per call, compiled in a graph", "torchao dynamic per-row",
+             "FBGEMM quantise + rowwise", "FBGEMM quantise + gemv", "ours", "ours ready fp8",
              "ours fast accumulation", "ours batch invariant"]  # fmt: skip
     lines = [f"{e['gpu']}, torch {e['torch']}, triton {e['triton']}, CUDA {e['cuda']}, {e['date']}; microseconds", ""]
     lines += ["| N x K | M | " + " | ".join(names) + " | ours / bare, isolated |", "|" + "---|" * (len(names) + 3)]
