@@ -7,6 +7,14 @@ The hardware path: :func:`pack_weight`, :func:`scaled_linear`, :func:`scaled_mat
 
 from importlib.metadata import version as _version
 
+from fp8ref.checkpoint import (
+    CheckpointError,
+    CheckpointWarning,
+    Inspection,
+    inspect_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fp8ref.emulation.accumulate import accumulate
 from fp8ref.emulation.dot import fused_dot_add
 from fp8ref.emulation.formats import E4M3, E5M2, FORMATS, Fp8Format, format_of
@@ -31,9 +39,12 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "UNITS",
+    "CheckpointError",
+    "CheckpointWarning",
     "Explanation",
     "Fp8Format",
     "Fp8Linear",
+    "Inspection",
     "PackedWeight",
     "Recipe",
     "ScaledTensor",
@@ -46,9 +57,12 @@ __all__ = [
     "format_of",
     "from_torch_layout",
     "fused_dot_add",
+    "inspect_checkpoint",
+    "load_checkpoint",
     "pack_weight",
     "quantize",
     "round_to_fp8",
+    "save_checkpoint",
     "scaled_linear",
     "scaled_matmul",
     "to_torch_layout",

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from fp8ref.checkpoint.app import inspect
 from fp8ref.report.app import report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -29,3 +30,4 @@ def _fp8ref(
 
 
 app.command()(report)
+app.command()(inspect)

@@ -1,0 +1,150 @@
+"""Write a checkpoint folder: shards as they fill up, an index; the folder gets its name when it is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fp8ref.checkpoint.files import INDEX, SINGLE
+from fp8ref.checkpoint.findings import CheckpointError
+
+MAX_SHARD = 5_000_000_000
+"""Bytes of tensors in a shard, as other tools cut them."""
+
+_STALE = ("*.safetensors", "*.index.json", "*.bin", "config.json", "hf_quant_config.json", "generation_config.json")
+"""What belongs to the checkpoint itself: replaced, never carried over."""
+
+
+class ShardWriter:
+    """Collects tensors and writes a shard when the next one would make it too large."""
+
+    def __init__(self, folder: Path, max_shard_size: int) -> None:
+        """Write into ``folder``, at most ``max_shard_size`` bytes of tensors a shard (one tensor may be larger)."""
+        self._folder = folder
+        self._limit = max_shard_size
+        self._pending: dict[str, Tensor] = {}
+        self._pending_bytes = 0
+        self._parts: list[list[str]] = []
+        self._total = 0
+
+    def add(self, tensors: dict[str, Tensor]) -> None:
+        """Add tensors that belong together: they go into one shard, moved to the CPU, without sharing memory."""
+        size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+        if self._pending and self._pending_bytes + size > self._limit:
+            self.flush()
+        for name, tensor in tensors.items():
+            self._pending[name] = tensor.detach().cpu().clone().contiguous()
+        self._pending_bytes += size
+        self._total += size
+
+    def flush(self) -> None:
+        """Write what is pending."""
+        if not self._pending:
+            return
+        save_file = _save_file()
+        save_file(self._pending, self._folder / _part(len(self._parts)), metadata={"format": "pt"})
+        self._parts.append(list(self._pending))
+        self._pending, self._pending_bytes = {}, 0
+
+    def finish(self, config: dict[str, Any]) -> None:
+        """Write the rest, give the shards their names, write index and config.json."""
+        self.flush()
+        count = len(self._parts)
+        names = [SINGLE] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+        for number, name in enumerate(names):
+            (self._folder / _part(number)).rename(self._folder / name)
+        if count > 1:
+            weight_map = {tensor: name for name, part in zip(names, self._parts, strict=True) for tensor in part}
+            index = {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(weight_map.items()))}
+            write_json(self._folder / INDEX, index)
+        write_json(self._folder / "config.json", config)
+
+
+def _part(number: int) -> str:
+    """The name of a shard before it is known how many there are."""
+    return f"part-{number}.safetensors"
+
+
+def _save_file() -> Any:
+    """The library's function."""
+    try:
+        from safetensors.torch import save_file
+    except ModuleNotFoundError:
+        raise ImportError("writing a checkpoint needs safetensors; run: pip install 'fp8ref[checkpoints]'") from None
+    return save_file
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Write an object as JSON."""
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def check_target(folder: Path, *, overwrite: bool) -> None:
+    """Raise unless a checkpoint may be written to this folder.
+
+    Raises:
+        CheckpointError: it is there and ``overwrite`` is not given, is a file, or lies in a folder that is not there.
+    """
+    if not folder.absolute().parent.is_dir():
+        raise CheckpointError(
+            f"folder: cannot write {folder}: {folder.absolute().parent} does not exist; make it first"
+        )
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"folder: cannot write {folder}: it is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise CheckpointError(f"folder: {folder} is there already and not empty; give overwrite=True to replace it")
+
+
+def check_shard_size(max_shard_size: object) -> int:
+    """Return ``max_shard_size`` if it is a number of bytes.
+
+    Raises:
+        TypeError, ValueError: it is not an int, or not above zero.
+    """
+    if isinstance(max_shard_size, bool) or not isinstance(max_shard_size, int):
+        raise TypeError(f"max_shard_size: got {max_shard_size!r}; give an int, in bytes")
+    if max_shard_size < 1:
+        raise ValueError(f"max_shard_size: got {max_shard_size}; give 1 or more, in bytes")
+    return max_shard_size
+
+
+@contextmanager
+def replacing(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder beside ``folder``; it takes its name when the block ends, and goes when the block fails.
+
+    Files of an old folder that are no part of a checkpoint (a tokenizer, a licence) move into the new one.
+    """
+    folder = folder.absolute()
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.new-"))
+    temporary.chmod(0o755)
+    old = temporary.with_name(f"{temporary.name}-old")
+    try:
+        yield temporary
+        if folder.exists():
+            folder.rename(old)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if old.exists():
+        for entry in old.iterdir():
+            if not is_checkpoint_file(entry) and not (folder / entry.name).exists():
+                entry.rename(folder / entry.name)
+        shutil.rmtree(old)
+
+
+def is_checkpoint_file(path: Path) -> bool:
+    """Whether a file holds weights or configs of a model, by its name."""
+    return any(path.match(pattern) for pattern in _STALE)
