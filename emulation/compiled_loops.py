@@ -16,6 +16,8 @@ BLOCK = 256
 """Outputs of a row that are computed together: their sums and scales stay in the first cache."""
 UNROLL = 4
 """Products that an inner loop adds to an output at once; steps are padded to a multiple of it."""
+JOINED, ROW_FIRST, ROW_LAST = range(3)
+"""In which order :func:`promote` multiplies."""
 ZERO_EXPONENT = -64
 """Stands for the exponent of zero: with any other factor's it is below every product's, and a sum of two fits int8."""
 
@@ -130,6 +132,47 @@ def _finish(c: NDArray[np.float32], mask: int, work: Workspace) -> None:
         c[j] = total[j] * unscale[j]
 
 
+def _fma(x: np.float32, y: np.float32, z: np.float32) -> np.float32:
+    """``x * y + z`` in fp32 with one rounding, as :func:`fp8ref.emulation.bits.fma_fp32`: float64 rounded to odd."""
+    product, addend = np.float64(x) * np.float64(y), np.float64(z)
+    total = product + addend
+    shadow = total - product
+    error = (product - (total - shadow)) + (addend - shadow)
+    bits = np.float64(total).view(np.int64)
+    inexact_and_even = (error != 0.0) & (abs(total) < np.inf) & ((bits & 1) == 0)
+    toward = np.int64(1) if (error > 0.0) == (total > 0.0) else np.int64(-1)
+    return np.float32(np.int64(bits + toward if inexact_and_even else bits).view(np.float64))
+
+
+def promote(
+    total: NDArray[np.float32],
+    chain: NDArray[np.float32],
+    of_row: NDArray[np.float32],
+    of_column: NDArray[np.float32],
+    order: int,
+) -> None:
+    """Add a scaled chain [M, N] to ``total`` in place, by an fp32 multiply and an FMA.
+
+    Args:
+        total: fp32 [M, N], C-contiguous, as is ``chain``.
+        chain: what is scaled.
+        of_row: scales [M].
+        of_column: scales [N].
+        order: JOINED multiplies the two scales first; ROW_FIRST the chain by its row's, ROW_LAST by its column's.
+    """
+    for i in range(total.shape[0]):
+        scale, sums, results = of_row[i], total[i], chain[i]
+        if order == JOINED:
+            for j in range(sums.shape[0]):
+                sums[j] = _fma(results[j], scale * of_column[j], sums[j])
+        elif order == ROW_FIRST:
+            for j in range(sums.shape[0]):
+                sums[j] = _fma(results[j] * scale, of_column[j], sums[j])
+        else:
+            for j in range(sums.shape[0]):
+                sums[j] = _fma(results[j] * of_column[j], scale, sums[j])
+
+
 def run_steps(
     a: Operand, b: Operand, slots: NDArray[np.int64], unit: Unit, work: Workspace, c: NDArray[np.float32]
 ) -> None:
@@ -164,6 +207,8 @@ def run_steps(
 
 
 RunSteps = Callable[[Operand, Operand, NDArray[np.int64], Unit, Workspace, NDArray[np.float32]], None]
+Fp32 = NDArray[np.float32]
+Promote = Callable[[Fp32, Fp32, Fp32, Fp32, int], None]
 
 
 @cache
@@ -173,13 +218,24 @@ def compiled_run_steps() -> RunSteps:
     Raises:
         ImportError: numba is not here, or does not work with this Python or this numpy.
     """
+    compiled: RunSteps = _compiled(run_steps, _decode, _find_peaks, _align, _add_products, _finish)
+    return compiled
+
+
+@cache
+def compiled_promote() -> Promote:
+    """Return :func:`promote` as numba compiles it; raises as :func:`compiled_run_steps` does."""
+    compiled: Promote = _compiled(promote, _fma)
+    return compiled
+
+
+def _compiled(function: Callable[..., None], *helpers: Callable[..., object]) -> Any:
     from numba import njit
     from numba.extending import register_jitable
 
-    for function in (_decode, _find_peaks, _align, _add_products, _finish):
-        register_jitable(function)
+    for helper in helpers:
+        register_jitable(helper)
     try:
-        compiled: RunSteps = njit(nogil=True, cache=True, error_model="numpy")(run_steps)
+        return njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder that machine code can be kept in: every process compiles anew
-        compiled = njit(nogil=True, error_model="numpy")(run_steps)
-    return compiled
+        return njit(nogil=True, error_model="numpy")(function)
