@@ -8,9 +8,11 @@ The hardware path: :func:`pack_weight`, :func:`scaled_linear`, :func:`scaled_mat
 from importlib.metadata import version as _version
 
 from fp8ref.checkpoint import (
+    CheckpointConversion,
     CheckpointError,
     CheckpointWarning,
     Inspection,
+    convert_checkpoint,
     inspect_checkpoint,
     load_checkpoint,
     save_checkpoint,
@@ -39,6 +41,7 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "UNITS",
+    "CheckpointConversion",
     "CheckpointError",
     "CheckpointWarning",
     "Explanation",
@@ -51,6 +54,7 @@ __all__ = [
     "Scaling",
     "TensorCoreUnit",
     "accumulate",
+    "convert_checkpoint",
     "dequantize",
     "emulate_matmul",
     "explain",

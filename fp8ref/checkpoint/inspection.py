@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from fp8ref.checkpoint.contents import Contents, Fp8Layer, read_contents
-from fp8ref.checkpoint.files import CheckpointFiles
 from fp8ref.checkpoint.findings import Finding
 from fp8ref.checkpoint.progress import byte_bar
 from fp8ref.checkpoint.scheme import CALLS
@@ -27,6 +26,7 @@ class Inspection:
         findings: everything wrong or worth knowing, in the order of discovery.
         scanned: whether the values were looked at too.
 
+    >>> from fp8ref.checkpoint.files import CheckpointFiles
     >>> found = (Finding("error", "config.json", "", "is not JSON"),)
     >>> Inspection(Path("folder"), Contents(CheckpointFiles(Path("folder"))), found, scanned=True).ok
     False

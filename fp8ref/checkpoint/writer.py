@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,12 +18,15 @@ from fp8ref.checkpoint.findings import CheckpointError
 MAX_SHARD = 5_000_000_000
 """Bytes of tensors in a shard, as other tools cut them."""
 
-_STALE = ("*.safetensors", "*.index.json", "*.bin", "config.json", "hf_quant_config.json", "generation_config.json")
+_STALE = (
+    "*.safetensors", "*.index.json", "*.bin", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "config.json",
+    "generation_config.json", "hf_quant_config.json",
+)  # fmt: skip
 """What belongs to the checkpoint itself: replaced, never carried over."""
 
 
 class ShardWriter:
-    """Collects tensors and writes a shard when the next one would make it too large."""
+    """Collects tensors and writes a shard when the next one would make it too large; ``total`` counts their bytes."""
 
     def __init__(self, folder: Path, max_shard_size: int) -> None:
         """Write into ``folder``, at most ``max_shard_size`` bytes of tensors a shard (one tensor may be larger)."""
@@ -32,7 +35,7 @@ class ShardWriter:
         self._pending: dict[str, Tensor] = {}
         self._pending_bytes = 0
         self._parts: list[list[str]] = []
-        self._total = 0
+        self.total = 0
 
     def add(self, tensors: dict[str, Tensor]) -> None:
         """Add tensors that belong together: they go into one shard, moved to the CPU, without sharing memory."""
@@ -42,7 +45,7 @@ class ShardWriter:
         for name, tensor in tensors.items():
             self._pending[name] = tensor.detach().cpu().clone().contiguous()
         self._pending_bytes += size
-        self._total += size
+        self.total += size
 
     def flush(self) -> None:
         """Write what is pending."""
@@ -58,13 +61,16 @@ class ShardWriter:
         self.flush()
         count = len(self._parts)
         names = [SINGLE] if count == 1 else [f"model-{n + 1:05}-of-{count:05}.safetensors" for n in range(count)]
+        write_json(self._folder / "config.json", config)
+        # The library lets nobody but the owner read what it writes; these files are as readable as any other.
+        mode = (self._folder / "config.json").stat().st_mode
         for number, name in enumerate(names):
+            (self._folder / _part(number)).chmod(mode)
             (self._folder / _part(number)).rename(self._folder / name)
         if count > 1:
             weight_map = {tensor: name for name, part in zip(names, self._parts, strict=True) for tensor in part}
-            index = {"metadata": {"total_size": self._total}, "weight_map": dict(sorted(weight_map.items()))}
+            index = {"metadata": {"total_size": self.total}, "weight_map": dict(sorted(weight_map.items()))}
             write_json(self._folder / INDEX, index)
-        write_json(self._folder / "config.json", config)
 
 
 def _part(number: int) -> str:
@@ -122,8 +128,8 @@ def replacing(folder: Path) -> Iterator[Path]:
     Files of an old folder that are no part of a checkpoint (a tokenizer, a licence) move into the new one.
     """
     folder = folder.absolute()
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.new-"))
-    temporary.chmod(0o755)
+    temporary = folder.with_name(f".{folder.name}.new-{secrets.token_hex(4)}")
+    temporary.mkdir()
     old = temporary.with_name(f"{temporary.name}-old")
     try:
         yield temporary
