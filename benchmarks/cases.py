@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import quantize
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
-from fp8ref.kernels.pack import PackedWeight, pack_weight
+from fp8ref.kernels.pack import pack_weight
 from fp8ref.kernels.quantize import quantize_rows
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -61,12 +61,23 @@ def _combinations(count: int) -> list[dict[str, Any]]:
                 "static": rng.random() < 0.25,
                 "invariant": rng.random() < 0.3,
                 "split": rng.choice([1, 1, 2, 3, 8]),
+                "activations": activations_of(rng, pair[0]),
             }
         )
     return found
 
 
-COMBINATIONS = _combinations(40)
+def activations_of(rng: random.Random, left: str) -> dict[str, Any]:
+    """Draw how x is quantised, half of the time as by default."""
+    if rng.random() < 0.5:
+        return {}
+    found: dict[str, Any] = {"activation_dtype": rng.choice([E4M3, E5M2])}
+    if left in ("tensor", "row"):
+        found["activation_scaling"] = rng.choice(["row", "tensor"])
+    return found | rng.choice([{}, {"scale_format": "ue8m0"}, {"activation_bound": 1.5}])
+
+
+COMBINATIONS = _combinations(60)
 
 
 def shape_of(rng: random.Random) -> tuple[int, int, int]:
@@ -131,7 +142,7 @@ def _linear(
     scaling = o["pair"][1]
     pattern = rng.choice(["bell", "bell", "wide", "special"])
     w = pack_weight(torch.randn(n, k, device="cuda", generator=g), scaling, dtype=o["dtypes"][1])
-    w = PackedWeight(guards.copy(w.codes), guards.copy(w.scale), w.scaling, w.n, w.k)
+    w = replace(w, codes=guards.copy(w.codes), scale=guards.copy(w.scale))
     x = guards.copy(values((m, k), pattern, g, o["x"]))
     layout = rng.choice(["plain", "plain", "columns", "strided", "batched"])
     if layout == "columns":
@@ -143,16 +154,25 @@ def _linear(
     static = None
     if o["static"] and w.scaling == "row":
         static = guards.copy(torch.rand(1, device="cuda", generator=g) + 0.01)
+    chosen = dict(o["activations"])
+    if static is not None:
+        chosen = {name: value for name, value in chosen.items() if name not in ("scale_format", "activation_bound")}
     options: dict[str, Any] = {
-        "input_scale": static, "use_fast_accum": o["fast"], "out_dtype": o["out"], "batch_invariant": o["invariant"],
+        **chosen, "input_scale": static, "use_fast_accum": o["fast"], "out_dtype": o["out"],
+        "batch_invariant": o["invariant"],
     }  # fmt: skip
     with guards.allocations():
         y = scaled_linear(x, w, bias, **options)
         flat = x.view(m, k) if layout == "batched" else x
-        mine = quantize_rows(flat, blockwise=w.scaling != "row", scale=static)
+        kind = chosen.get("activation_scaling", "row") if w.scaling == "row" else "1x128"
+        how = {"scale_format": chosen.get("scale_format", "float32"), "absmax_bound": chosen.get("activation_bound")}
+        dtype = chosen.get("activation_dtype", E4M3)
+        mine = quantize_rows(flat, dtype, scaling=kind, scale=static, **how)
     wanted = scaled_linear(x, w, bias, backend="emulate", **options)
-    given = None if static is None else static.reshape(1, 1).expand(m, 1).contiguous()
-    theirs = quantize(flat, scaling="row" if w.scaling == "row" else "1x128", scale=given)
+    given = static
+    if static is not None and kind == "row":
+        given = static.reshape(1, 1).expand(m, 1).contiguous()
+    theirs = quantize(flat, dtype, scaling=kind, scale=given, **how)
     wrong = differing_bits(mine.data, theirs.data) + differing_bits(mine.scale, theirs.scale)
     text = f"linear {m}x{n}x{k} {layout} {pattern} {o}"
     compared = mine.data.numel() + mine.scale.numel()

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fp8ref.kernels import launch
+from fp8ref.kernels.activations import Activations
 from fp8ref.kernels.launch import Runner, addresser, carver, contiguous_strides, current_stream
 from fp8ref.kernels.pack import PackedWeight
 from fp8ref.kernels.plan import Plan
 from fp8ref.kernels.product import Operands, Product, prepare_product
-from fp8ref.kernels.quantize import prepare_quantiser
+from fp8ref.kernels.quantize import absmax_parts, prepare_quantiser
 
 Call = Callable[[Tensor, PackedWeight, Tensor | None, Tensor | None], Tensor]
 """``call(x, w, bias, input_scale)``."""
-
-_E4M3 = torch.float8_e4m3fn
 
 
 def _round_up(size: int) -> int:
@@ -34,6 +33,7 @@ class Request:
         x: the activations as [M, K].
         flatten: whether calls bring ``x`` with other dimensions than these two.
         shape: the shape of the result.
+        activations: how ``x`` is quantised.
     """
 
     x: Tensor
@@ -46,6 +46,12 @@ class Request:
     unit: str
     use_fast_accum: bool
     out_dtype: torch.dtype
+    activations: Activations = field(default_factory=Activations)
+
+    @property
+    def parts(self) -> int:
+        """Floats of working memory that the quantiser needs."""
+        return absmax_parts(self.activations, static=self.input_scale is not None)
 
     def quantiser(self, counters: int) -> Runner:
         """Compile the quantiser of ``x``, which also zeroes the counters of the product."""
@@ -53,7 +59,7 @@ class Request:
             self.x,
             self.w.codes.shape[1],
             counters,
-            blockwise=self.w.scaling != "row",
+            self.activations,
             static=self.input_scale is not None,
             aligned=self.x.data_ptr() % 16 == 0,
         )
@@ -65,7 +71,8 @@ class Request:
         blocks = -(-k // 128)
         strides = (1, 0, 1, 0) if w.scaling == "row" else (blocks, 1, blocks, 1)
         w_aligned = w.codes.data_ptr() % 16 == 0
-        operands = Operands(m, w.n, row, (row, 1), (row, 1), strides, _E4M3, w.codes.dtype, w.scaling, True, w_aligned)
+        kind, dtype = product_kind(w, self.activations), self.activations.dtype
+        operands = Operands(m, w.n, row, (row, 1), (row, 1), strides, dtype, w.codes.dtype, kind, True, w_aligned)
         return prepare_product(
             operands,
             self.plan,
@@ -77,6 +84,11 @@ class Request:
             out_dtype=self.out_dtype,
             after_ours=True,
         )
+
+
+def product_kind(w: PackedWeight, activations: Activations) -> str:
+    """Return the kind of scales of the product: "tensor", with one rounding, where each operand has a single one."""
+    return "tensor" if w.one_scale and activations.scaling == "tensor" else w.scaling
 
 
 def empty_call(request: Request) -> Call:
@@ -102,22 +114,27 @@ def triton_call(request: Request) -> Call:
     quantise = request.quantiser(product.counters)
     at = addresser()
     at_scales = _round_up(m * request.w.codes.shape[1])
-    at_counters = at_scales + _round_up(4 * m * (-(-k // 128) if blockwise else 1))
+    at_given = at_scales + _round_up(4 * m * (-(-k // 128) if blockwise else 1))
+    at_counters = at_given + _round_up(4 * request.parts)
     at_parts = at_counters + _round_up(4 * product.counters)
     nbytes = max(1, at_parts + product.part_nbytes)
-    carve = carver((0, at_scales, at_counters, at_parts), (_E4M3, torch.float32, torch.int32, torch.float32))
+    carve = carver(
+        (0, at_scales, at_given, at_counters, at_parts),
+        (request.activations.dtype, torch.float32, torch.float32, torch.int32, torch.float32),
+    )
     strides, index = contiguous_strides(shape), device.index
 
     def call(x: Tensor, w: PackedWeight, bias: Tensor | None, input_scale: Tensor | None) -> Tensor:
         if flatten:
             x = x.reshape(m, k)
         out = launch.empty(shape, strides, out_dtype)
-        codes, scales, counters, parts = carve(launch.empty((nbytes,), (1,), torch.uint8))
+        codes, scales, given, counters, parts = carve(launch.empty((nbytes,), (1,), torch.uint8))
         stream = current_stream(index)
         if blockwise:
             quantise(at(x), codes, scales, counters, stream=stream)
         else:
-            given = scales if input_scale is None else at(input_scale)
+            if input_scale is not None:
+                given = at(input_scale)
             quantise(at(x), codes, scales, given, counters, stream=stream)
         added = scales if bias is None else at(bias)
         multiply(codes, at(w.codes), scales, at(w.scale), added, at(out), parts, counters, stream=stream)
@@ -131,16 +148,20 @@ def library_call(request: Request) -> Call:
     (m, k), device, flatten = request.x.shape, request.x.device, request.flatten
     shape, out_dtype, use_fast_accum = request.shape, request.out_dtype, request.use_fast_accum
     row = request.w.codes.shape[1]
-    quantise = request.quantiser(0)
+    quantise, parts = request.quantiser(0), request.parts
+    dtype = request.activations.dtype
     at, index = addresser(), device.index
 
     def call(x: Tensor, w: PackedWeight, bias: Tensor | None, input_scale: Tensor | None) -> Tensor:
         if flatten:
             x = x.reshape(m, k)
-        codes = launch.empty((m, row), (row, 1), _E4M3)
+        codes = launch.empty((m, row), (row, 1), dtype)
         scales = launch.empty((m, 1), (1, 1), torch.float32)
-        at_scales = at(scales)
-        given = at_scales if input_scale is None else at(input_scale)
+        at_scales = given = at(scales)
+        if input_scale is not None:
+            given = at(input_scale)
+        elif parts:
+            given = at(launch.empty((parts,), (1,), torch.float32))
         quantise(at(x), at(codes), at_scales, given, at_scales, stream=current_stream(index))
         out: Tensor = torch._scaled_mm(  # noqa: SLF001 - torch's documented name for this product
             codes, w.codes.t(), scales, w.scale.view(1, -1), bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum

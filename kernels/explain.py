@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from fp8ref.emulation.formats import format_of
+from fp8ref.emulation.scales import Scaling
+from fp8ref.kernels.activations import Activations, activations_of
 from fp8ref.kernels.linear import plan_for, unit_or_sm90
 from fp8ref.kernels.pack import PackedWeight
 from fp8ref.kernels.plan import Plan, Tile, parts_of, run_multiple
@@ -49,6 +52,9 @@ def explain(
     out_dtype: torch.dtype = torch.bfloat16,
     bias_dtype: torch.dtype | None = None,
     batch_invariant: bool = False,
+    activation_scaling: Scaling | None = None,
+    activation_dtype: torch.dtype = torch.float8_e4m3fn,
+    static: bool = False,
 ) -> Explanation:
     """Say which kernels, tile, split and padding ``scaled_linear(x, w)`` uses for ``m`` rows, and why.
 
@@ -58,10 +64,13 @@ def explain(
         out_dtype: as given to ``scaled_linear``.
         bias_dtype: the dtype of the bias, None without one.
         batch_invariant: as given to ``scaled_linear``.
+        activation_scaling: as given to ``scaled_linear``.
+        activation_dtype: as given to ``scaled_linear``.
+        static: whether ``scaled_linear`` is given an ``input_scale``.
 
     Raises:
-        TypeError: ``w`` is not a packed weight.
-        ValueError: a negative ``m``.
+        TypeError: ``w`` is not a packed weight; not an FP8 dtype.
+        ValueError: a negative ``m``; a scaling that does not fit the weight.
 
     >>> from fp8ref.kernels.pack import pack_weight
     >>> print(explain(pack_weight(torch.ones(64, 100)), m=3))
@@ -76,19 +85,34 @@ def explain(
     if isinstance(m, bool) or not isinstance(m, int) or m < 0:
         raise ValueError(f"m: got {m!r}; give the number of rows, an int of at least 0")
     device = w.codes.device
-    plan = plan_for(w, m, device, out_dtype, bias_dtype, batch_invariant)
+    activations = activations_of(w, activation_scaling, activation_dtype, "float32", None, None)
+    plan = plan_for(w, m, device, out_dtype, bias_dtype, batch_invariant, activations)
     gpu, unit = gpu_name(device), unit_or_sm90(device)
     tile = tile_for(unit, plan, w.scaling)
-    text = "\n".join(_lines(w, m, plan, tile, gpu, unit))
+    quantiser = _quantiser(w, m, activations, static=static)
+    text = "\n".join(_lines(w, m, plan, tile, gpu, unit, quantiser))
     return Explanation(gpu, unit, plan.path, plan.split_k, tile, text)
 
 
-def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str) -> list[str]:
-    name = "e4m3" if w.codes.dtype == torch.float8_e4m3fn else "e5m2"
+def _quantiser(w: PackedWeight, m: int, activations: Activations, *, static: bool) -> str:
+    """What makes codes of x."""
+    dtype = "" if activations.dtype == torch.float8_e4m3fn else f" of {format_of(activations.dtype).name}"
+    if w.scaling != "row":
+        return f"one Triton kernel{dtype}, {m} rows in blocks of 128"
     cut = row_cut(max(1, m), w.k)
+    chunks = max(1, -(-w.codes.shape[1] // cut["CHUNK"]))
+    programs = f"{dtype}, {m} x {chunks} programs of {cut['CHUNK']} elements"
+    if static:
+        return f"one Triton kernel{programs}, the scale given"
+    if activations.scaling == "tensor":
+        return f"two Triton kernels: absmax of all of x, then codes{programs}"
+    return f"one Triton kernel{programs}"
+
+
+def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str, quantiser: str) -> list[str]:
+    name = format_of(w.codes.dtype).name
     stored = list(w.codes.shape)
     part_tiles, parts = parts_of(w.k, plan.split_k, run_multiple(w.scaling))
-    chunks = max(1, -(-w.codes.shape[1] // cut["CHUNK"]))
     tiles = f"{part_tiles} tile{'s' * (part_tiles != 1)} of 128"
     if plan.path == "library":
         product = "torch._scaled_mm on the packed weight, K not split"
@@ -100,9 +124,7 @@ def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str)
     return [
         f"[{m}, {w.k}] x [{w.n}, {w.k}] on {gpu} (unit {unit})",
         f"weight: {name}, {w.scaling} scales, stored {stored}: {w.nbytes} bytes, {w.padding_nbytes} padding",
-        f"quantise: one Triton kernel, {m} x {chunks} programs of {cut['CHUNK']} elements"
-        if w.scaling == "row"
-        else f"quantise: one Triton kernel, {m} rows in blocks of 128",
+        f"quantise: {quantiser}",
         f"product: {product}",
         f"why: {plan.why}",
     ]

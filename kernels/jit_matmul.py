@@ -15,8 +15,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
-"""Triton's decorator, typed: what it returns is launched as ``kernel[grid](...)``."""
+from fp8ref.kernels.jit_convert import jit, to_fp8
 
 # Sizes that no load's width depends on: one compiled kernel serves them all.
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit(
@@ -86,7 +85,7 @@ def join_parts(  # type: ignore[no-untyped-def]
 @jit
 def store_cell(  # type: ignore[no-untyped-def]
     acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N,
-    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr,
+    KIND: tl.constexpr, HAS_BIAS: tl.constexpr, SPLIT: tl.constexpr, ADA: tl.constexpr,
 ):  # fmt: skip
     """Scales, bias and output rounding, each with a rounding of its own, in the oracle's order."""
     if KIND == "tensor":
@@ -102,7 +101,11 @@ def store_cell(  # type: ignore[no-untyped-def]
     if HAS_BIAS:
         acc = acc + bias[:, None]
     out = out_ptr + offs_m.to(tl.int64)[None, :] * N + offs_n[:, None]
-    tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=in_n[:, None] & in_m[None, :])
+    if out_ptr.dtype.element_ty.primitive_bitwidth == 8:
+        result = to_fp8(acc, out_ptr.dtype.element_ty, ADA)
+    else:
+        result = acc.to(out_ptr.dtype.element_ty)
+    tl.store(out, result, mask=in_n[:, None] & in_m[None, :])
 
 
 @kernel
@@ -160,4 +163,4 @@ def scaled_matmul_kernel(  # type: ignore[no-untyped-def]
     if SPLIT > 1:
         acc, last = join_parts(acc, part_ptr, count_ptr, cell, part, in_m, SPLIT, BLOCK_M, BLOCK_N)
     if last:
-        store_cell(acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS, SPLIT)
+        store_cell(acc, sx, sw, bias, out_ptr, offs_m, offs_n, in_m, in_n, N, KIND, HAS_BIAS, SPLIT, not WGMMA)

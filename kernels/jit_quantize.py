@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-jit: Callable[[Callable[..., Any]], Any] = triton.jit
-"""Triton's decorator, typed: what it returns is launched as ``kernel[grid](...)``."""
+from fp8ref.kernels.jit_convert import jit, to_fp8
 
 # The number of counters: no load's width depends on it.
 kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n_count"])
@@ -40,9 +39,19 @@ def exact_quotient(x, scale):  # type: ignore[no-untyped-def]
 
 
 @jit
-def scale_of(absmax, FORMAT_MAX: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return absmax / max in fp32, at least 2**-126; 1 where there is nothing to scale."""
-    scale = tl.maximum(tl.div_rn(absmax, FORMAT_MAX), 2.0**-126)
+def scale_of(absmax, FORMAT_MAX: tl.constexpr, UE8M0: tl.constexpr, BOUND: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return absmax / max in fp32, at least 2**-126; 1 where there is nothing to scale.
+
+    With a BOUND above zero the absmax is clipped there first; with UE8M0 the scale is rounded up to a power of two.
+    """
+    if BOUND > 0.0:
+        absmax = tl.minimum(absmax, BOUND)
+    scale = tl.div_rn(absmax, FORMAT_MAX)
+    if UE8M0:
+        # The carry of the mantissa bits rounds up whatever is no power of two.
+        bits = (scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000
+        scale = bits.to(tl.float32, bitcast=True)
+    scale = tl.maximum(scale, 2.0**-126)
     return tl.where(absmax == 0.0, 1.0, scale)
 
 
@@ -54,11 +63,19 @@ def finite_magnitude(x):  # type: ignore[no-untyped-def]
 
 
 @jit
-def e4m3_codes(x, scale):  # type: ignore[no-untyped-def]
-    """Return round(x / scale) in e4m3, saturating; NaN and Inf become NaN."""
+def codes_of(x, scale, FORMAT_MAX: tl.constexpr, ADA: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return round(x / scale), saturating: in e4m3, where NaN and Inf become NaN, or in e5m2, which has both."""
     x = x.to(tl.float32)
-    x = tl.where(tl.abs(x) == float("inf"), float("nan"), x)
-    return exact_quotient(x, scale).to(tl.float8e4nv)
+    infinite = tl.abs(x) == float("inf")
+    if FORMAT_MAX == 448.0:
+        x = tl.where(infinite, float("nan"), x)
+        codes = to_fp8(exact_quotient(x, scale), tl.float8e4nv, ADA)
+    else:
+        # The conversion saturates, Inf too.
+        bits = to_fp8(exact_quotient(x, scale), tl.float8e5, ADA).to(tl.uint8, bitcast=True)
+        bits = tl.where(infinite, tl.where(x < 0.0, 0xFC, 0x7C).to(tl.uint8), bits)
+        codes = bits.to(tl.float8e5, bitcast=True)
+    return codes
 
 
 @jit
@@ -79,6 +96,27 @@ def clear_kernel(count_ptr, n_count, PDL: tl.constexpr):  # type: ignore[no-unty
 
 
 @kernel
+def absmax_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, part_ptr, M, K, stride_xm, stride_xk, BLOCK: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr
+):
+    """Program p: the absmax of every P-th run of BLOCK of the matrix; the quantiser takes the largest of all P."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    runs = tl.cdiv(K, BLOCK)
+    within = tl.arange(0, BLOCK)
+    if WIDE:
+        within = within.to(tl.int64)
+    magnitude = tl.zeros([BLOCK], dtype=tl.float32)
+    for item in tl.range(tl.program_id(0), M * runs, tl.num_programs(0)):
+        row = item // runs
+        k = (item - row * runs) * BLOCK + within
+        x = tl.load(x_ptr + row.to(tl.int64) * stride_xm + k * stride_xk, mask=k < K, other=0.0)
+        magnitude = tl.maximum(magnitude, finite_magnitude(x))
+    tl.store(part_ptr + tl.program_id(0), tl.max(magnitude, axis=0))
+
+
+@kernel
 def quantize_rows_kernel(  # type: ignore[no-untyped-def]
     x_ptr,
     codes_ptr,
@@ -94,10 +132,18 @@ def quantize_rows_kernel(  # type: ignore[no-untyped-def]
     CHUNK: tl.constexpr,
     LOOP: tl.constexpr,
     STATIC: tl.constexpr,
+    PARTS: tl.constexpr,
+    FORMAT_MAX: tl.constexpr,
+    UE8M0: tl.constexpr,
+    BOUND: tl.constexpr,
+    ADA: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Program (row, chunk): the row's absmax, read by each chunk's program for itself; then the chunk's codes."""
+    """Program (row, chunk): the row's absmax, read by each chunk's program for itself; then the chunk's codes.
+
+    STATIC: the scale lies at ``given_ptr``. PARTS above zero: so many absmaxes, of which the largest makes the scale.
+    """
     row = tl.program_id(0)
     chunk = tl.program_id(1)
     if PDL:
@@ -113,6 +159,8 @@ def quantize_rows_kernel(  # type: ignore[no-untyped-def]
     x = tl.load(x_row + part * stride_xk, mask=part < K, other=0.0)
     if STATIC:
         scale = tl.load(given_ptr)
+    elif PARTS > 0:
+        scale = scale_of(tl.max(tl.load(given_ptr + tl.arange(0, PARTS)), axis=0), FORMAT_MAX, UE8M0, BOUND)
     else:
         magnitude = finite_magnitude(x) if CHUNK == BLOCK and not LOOP else tl.zeros([BLOCK], dtype=tl.float32)
         if LOOP:
@@ -121,8 +169,8 @@ def quantize_rows_kernel(  # type: ignore[no-untyped-def]
                 magnitude = tl.maximum(magnitude, finite_magnitude(more))
         elif CHUNK != BLOCK:
             magnitude = finite_magnitude(tl.load(x_row + wide * stride_xk, mask=wide < K, other=0.0))
-        scale = scale_of(tl.max(magnitude, axis=0), 448.0)
-    codes = e4m3_codes(x, scale)
+        scale = scale_of(tl.max(magnitude, axis=0), FORMAT_MAX, UE8M0, BOUND)
+    codes = codes_of(x, scale, FORMAT_MAX, ADA)
     tl.store(codes_ptr + row.to(tl.int64) * padded_k + part, codes, mask=part < padded_k)
     if chunk == 0:
         tl.store(scale_ptr + row, scale)
@@ -142,6 +190,10 @@ def quantize_blocks_kernel(  # type: ignore[no-untyped-def]
     stride_xk,
     n_count,
     BLOCKS: tl.constexpr,
+    FORMAT_MAX: tl.constexpr,
+    UE8M0: tl.constexpr,
+    BOUND: tl.constexpr,
+    ADA: tl.constexpr,
     WIDE: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -156,8 +208,8 @@ def quantize_blocks_kernel(  # type: ignore[no-untyped-def]
     if WIDE:
         k = k.to(tl.int64)
     x = tl.load(x_ptr + row.to(tl.int64) * stride_xm + k * stride_xk, mask=k < K, other=0.0)
-    scale = scale_of(tl.max(finite_magnitude(x), axis=1), 448.0)
-    codes = e4m3_codes(x, tl.broadcast_to(scale[:, None], [BLOCKS, 128]))
+    scale = scale_of(tl.max(finite_magnitude(x), axis=1), FORMAT_MAX, UE8M0, BOUND)
+    codes = codes_of(x, tl.broadcast_to(scale[:, None], [BLOCKS, 128]), FORMAT_MAX, ADA)
     tl.store(codes_ptr + row.to(tl.int64) * padded_k + k, codes, mask=k < padded_k)
     blocks = tl.cdiv(K, 128)
     tl.store(scale_ptr + row.to(tl.int64) * blocks + block, scale, mask=block < blocks)

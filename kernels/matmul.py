@@ -13,9 +13,9 @@ from fp8ref.emulation.matmul import emulate_matmul, unpack_scaled
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.scales import Scaling, resolve_pair
 from fp8ref.kernels import launch
+from fp8ref.kernels.activations import Backend
 from fp8ref.kernels.device import check_placement
 from fp8ref.kernels.launch import Pointer, Runner, addresser, carver, compile_runner, current_stream
-from fp8ref.kernels.linear import Backend
 from fp8ref.kernels.plan import Plan, choose
 from fp8ref.kernels.product import Operands, Product, gpu_name, prepare_product
 from fp8ref.kernels.quantize import uses_pdl

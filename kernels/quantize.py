@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8ref.emulation.quantize import ScaledTensor
+from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat
+from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels import launch
+from fp8ref.kernels.activations import Activations
 from fp8ref.kernels.device import capability_of, interpreting, unit_of_device
-from fp8ref.kernels.launch import Pointer, Runner, addresser, compile_runner, current_stream
+from fp8ref.kernels.launch import Address, Pointer, Runner, addresser, compile_runner, current_stream
 
 INT32 = 2**31
 """Offsets along K from here on are computed in 64 bits; those along rows always are."""
@@ -19,6 +21,9 @@ INT32 = 2**31
 _PROGRAMS = 132
 _LONGEST_ROW = 16384
 """Elements of a row that one program keeps in registers; a longer row is read twice, the second time from L2."""
+
+_PARTS = 256
+"""Programs that find the absmax of a whole matrix: fixed, so that one compiled quantiser serves every size."""
 
 
 def next_power_of_2(x: int) -> int:
@@ -52,68 +57,122 @@ def row_cut(m: int, k: int) -> dict[str, Any]:
     return {"BLOCK": block, "CHUNK": chunk, "LOOP": loop, "num_warps": warps}
 
 
-def prepare_quantiser(x: Tensor, padded: int, counters: int, *, blockwise: bool, static: bool, aligned: bool) -> Runner:
+def prepare_quantiser(
+    x: Tensor, padded: int, counters: int, activations: Activations, *, static: bool, aligned: bool
+) -> Runner:
     """Compile the quantiser for ``x`` [M, K]; counters are int32 to be zeroed for the product that follows.
 
-    The runner takes addresses: x, codes [M, padded], scales ([M], or [M, ceil(K/128)] blockwise), then not blockwise
-    the given scale (any address where it is not ``static``), then counters.
+    The runner takes addresses: x, codes [M, padded], scales ([M], or [M, ceil(K/128)] for 1x128), then except for 1x128
+    the given scale (where not ``static`` :func:`absmax_parts` floats of working memory, which may be none), then
+    counters.
     """
     from fp8ref.kernels import jit_quantize
 
     (m, k), (stride_m, stride_k) = x.shape, x.stride()
     pdl = uses_pdl(x.device)
-    shared = {"WIDE": stride_k * max(k, padded) >= INT32, "PDL": pdl}
+    ada = unit_of_device(x.device) == "sm89"
+    shared = {**activations.constants, "ADA": ada, "WIDE": stride_k * max(k, padded) >= INT32, "PDL": pdl}
     integers = (k, padded, stride_m, stride_k, counters)
-    pointers = [Pointer(x.dtype, aligned), Pointer(torch.float8_e4m3fn), Pointer(torch.float32)]
+    pointers = [Pointer(x.dtype, aligned), Pointer(activations.dtype), Pointer(torch.float32)]
     options: dict[str, Any] = {"launch_pdl": pdl, "enable_fp_fusion": False}
-    if blockwise:
+    if activations.scaling == "1x128":
         blocks = min(8, next_power_of_2(-(-k // 128)))
         grid = (m, max(1, -(-padded // (128 * blocks))))
         pointers.append(Pointer(torch.int32))
         constants: dict[str, Any] = {"BLOCKS": blocks, **shared}
         options["num_warps"] = 4
-        kernel = jit_quantize.quantize_blocks_kernel
-    else:
-        cut = row_cut(m, k)
-        options["num_warps"] = cut.pop("num_warps")
-        grid = (m, max(1, -(-padded // cut["CHUNK"])))
-        pointers += [Pointer(torch.float32, aligned=False), Pointer(torch.int32)]
-        constants = {**cut, "STATIC": static, **shared}
-        kernel = jit_quantize.quantize_rows_kernel
-    return compile_runner(kernel, grid, tuple(pointers), integers, constants, options)
+        return compile_runner(jit_quantize.quantize_blocks_kernel, grid, tuple(pointers), integers, constants, options)
+    parts = absmax_parts(activations, static=static)
+    cut = row_cut(m, k)
+    options["num_warps"] = cut.pop("num_warps")
+    grid = (m, max(1, -(-padded // cut["CHUNK"])))
+    pointers += [Pointer(torch.float32, aligned=parts > 0), Pointer(torch.int32)]
+    constants = {**cut, "STATIC": static, "PARTS": parts, **shared}
+    kernel = jit_quantize.quantize_rows_kernel
+    quantise = compile_runner(kernel, grid, tuple(pointers), integers, constants, options)
+    return _after_absmax(quantise, x, parts, aligned=aligned, pdl=pdl) if parts else quantise
 
 
-def quantize_rows(x: Tensor, *, blockwise: bool = False, scale: Tensor | None = None) -> ScaledTensor:
+def absmax_parts(activations: Activations, *, static: bool) -> int:
+    """Return how many partial absmaxes the quantiser takes its scale from, 0 where each row has its own.
+
+    >>> absmax_parts(Activations("tensor"), static=False), absmax_parts(Activations("row"), static=False)
+    (256, 0)
+    """
+    return _PARTS if activations.scaling == "tensor" and not static else 0
+
+
+def _after_absmax(quantise: Runner, x: Tensor, parts: int, *, aligned: bool, pdl: bool) -> Runner:
+    """Return ``quantise`` behind a kernel that leaves ``parts`` partial absmaxes of x where it looks for them."""
+    from fp8ref.kernels.jit_quantize import absmax_kernel
+
+    (m, k), (stride_m, stride_k) = x.shape, x.stride()
+    block = min(2048, max(128, next_power_of_2(k)))
+    find = compile_runner(
+        absmax_kernel,
+        (parts,),
+        (Pointer(x.dtype, aligned), Pointer(torch.float32)),
+        (m, k, stride_m, stride_k),
+        {"BLOCK": block, "WIDE": stride_k * k >= INT32, "PDL": pdl},
+        {"launch_pdl": pdl, "num_warps": 4},
+    )
+
+    def run(x: Address, codes: Address, scales: Address, found: Address, counters: Address, *, stream: int) -> None:
+        find(x, found, stream=stream)
+        quantise(x, codes, scales, found, counters, stream=stream)
+
+    return run
+
+
+def quantize_rows(
+    x: Tensor,
+    dtype: torch.dtype = torch.float8_e4m3fn,
+    *,
+    scaling: Scaling = "row",
+    scale: Tensor | None = None,
+    scale_format: ScaleFormat = "float32",
+    absmax_bound: float | None = None,
+) -> ScaledTensor:
     """Quantise activations on the GPU, with the codes and scales of :func:`fp8ref.quantize` bit for bit.
 
     Args:
         x: [M, K] float32, bfloat16 or float16 on a GPU, any strides.
-        blockwise: False gives "row" scales [M, 1]; True gives "1x128" scales [M, ceil(K/128)].
-        scale: fp32, one element: the same static scale for every row.
+        dtype: the FP8 dtype.
+        scaling: "row" gives scales [M, 1]; "1x128" [M, ceil(K/128)]; "tensor" one, for which x is read twice.
+        scale: fp32, one element: the same static scale for every row; not for "1x128".
+        scale_format: as in :func:`fp8ref.quantize`.
+        absmax_bound: as in :func:`fp8ref.quantize`.
 
     Returns:
-        A ScaledTensor of e4m3 codes.
+        A ScaledTensor.
 
     This is the first half of :func:`fp8ref.scaled_linear`, exposed so that it can be compared alone.
     """
     unit_of_device(x.device)
-    m, k = x.shape
-    groups = -(-k // 128) if blockwise else 1
+    if scaling not in ("row", "tensor", "1x128") or (scaling == "1x128" and scale is not None):
+        raise ValueError(f'scaling: got {scaling!r}; give "row", "tensor", or "1x128" without a scale')
+    activations = Activations(scaling, dtype, scale_format, absmax_bound)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        return _quantize_rows(x, m, k, groups, blockwise, scale)
+        return _quantize_rows(x, activations, scale)
 
 
-def _quantize_rows(x: Tensor, m: int, k: int, groups: int, blockwise: bool, scale: Tensor | None) -> ScaledTensor:
-    codes = launch.empty((m, k), (k, 1), torch.float8_e4m3fn)
+def _quantize_rows(x: Tensor, activations: Activations, scale: Tensor | None) -> ScaledTensor:
+    (m, k), blockwise = x.shape, activations.scaling == "1x128"
+    groups = -(-k // 128) if blockwise else 1
+    codes = launch.empty((m, k), (k, 1), activations.dtype)
     scales = launch.empty((m, groups), (groups, 1), torch.float32)
     if m and k:
         aligned = x.data_ptr() % 16 == 0
-        run = prepare_quantiser(x, k, 0, blockwise=blockwise, static=scale is not None, aligned=aligned)
+        run = prepare_quantiser(x, k, 0, activations, static=scale is not None, aligned=aligned)
         at = addresser()
         places = [at(x), at(codes), at(scales)]
         if not blockwise:
-            places.append(at(scales if scale is None else scale))
+            parts = absmax_parts(activations, static=scale is not None)
+            given = launch.empty((parts,), (1,), torch.float32) if scale is None else scale
+            places.append(at(given))
         run(*places, at(scales.view(torch.int32)), stream=current_stream(x.device.index))
     elif m:
         scales.fill_(1.0)
-    return ScaledTensor(codes, scales, "1x128" if blockwise else "row")
+    if activations.scaling == "tensor":
+        scales = scales[0, 0] if m else scales.new_ones(())
+    return ScaledTensor(codes, scales, activations.scaling)

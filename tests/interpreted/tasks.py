@@ -18,6 +18,7 @@ from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import quantize
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels import calls, launch, plan
+from fp8ref.kernels import linear as linear_module
 from fp8ref.kernels import quantize as quantize_module
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
@@ -61,11 +62,16 @@ def integers(shape: tuple[int, ...], g: torch.Generator, limit: int = 4) -> Tens
     return torch.randint(-limit, limit + 1, shape, generator=g).float()
 
 
-def activations(m: int, k: int, g: torch.Generator, *, blockwise: bool) -> Tensor:
-    """Integers whose scales are 1: every row, or block, holds 448, where the weights hold 0."""
+def activations(m: int, k: int, g: torch.Generator, *, blockwise: bool, largest: float = 448.0) -> Tensor:
+    """Integers whose scales are powers of two: every row, or block, holds ``largest``, where the weights hold 0."""
     x = integers((m, k), g)
-    x[:, :: 128 if blockwise else max(1, k)] = 448.0
+    x[:, :: 128 if blockwise else max(1, k)] = largest
     return x
+
+
+def largest_of(options: dict[str, Any]) -> float:
+    """Return the absmax that makes a power of two of the scale: rounded up to one for ue8m0, or else exactly."""
+    return 256.0 if options.get("scale_format") == "ue8m0" else 448.0
 
 
 def exact_weight(n: int, k: int, scaling: Scaling, g: torch.Generator) -> PackedWeight:
@@ -76,7 +82,7 @@ def exact_weight(n: int, k: int, scaling: Scaling, g: torch.Generator) -> Packed
     shapes = {"tensor": (1,), "row": (n, 1), "1x128": (n, blocks), "128x128": (-(-n // 128), blocks)}
     scale = torch.exp2(torch.randint(-1, 2, shapes[scaling], generator=g).float())
     w = pack_weight(codes.to(E4M3), scaling, scale)
-    return PackedWeight(guarded(w.codes), guarded(w.scale), w.scaling, w.n, w.k)
+    return replace(w, codes=guarded(w.codes), scale=guarded(w.scale))
 
 
 def laid_out(x: Tensor, layout: str) -> Tensor:
@@ -99,7 +105,8 @@ def linear(m: int, n: int, k: int, seed: int, layout: str, scaling: Scaling, opt
     g = torch.Generator().manual_seed(seed)
     bias_dtype, x_dtype = options.pop("bias"), options.pop("x")
     w = exact_weight(n, k, scaling, g)
-    x = laid_out(activations(m, k, g, blockwise=w.scaling != "row").to(x_dtype), layout)
+    largest = largest_of(options)
+    x = laid_out(activations(m, k, g, blockwise=w.scaling != "row", largest=largest).to(x_dtype), layout)
     bias = None if bias_dtype is None else guarded(integers((n,), g).to(bias_dtype))
     if options.pop("static"):
         options["input_scale"] = guarded(torch.tensor([2.0]))
@@ -161,22 +168,41 @@ def with_wide_offsets(task: Callable[..., str], *arguments: Any) -> str:
         quantize_module.INT32 = real
 
 
-def quantiser(m: int, k: int, seed: int, layout: str, blockwise: bool) -> str:
+def quantiser(m: int, k: int, seed: int, layout: str, scaling: Scaling, options: dict[str, Any]) -> str:
     """Compare codes and scales with the oracle's, on rows (or blocks) of 448, of zeros and with NaN and Inf."""
-    g = torch.Generator().manual_seed(seed)
-    x = activations(m, k, g, blockwise=blockwise)
+    g, blockwise, largest = torch.Generator().manual_seed(seed), scaling == "1x128", largest_of(options)
+    x = activations(m, k, g, blockwise=blockwise, largest=largest)
     x[torch.rand(m, k, generator=g) < 0.05] = float("nan")
     x[torch.rand(m, k, generator=g) < 0.05] = float("-inf")
     x[::3] = 0.0
-    x[:: 128 if blockwise else max(1, k)] = 448.0
+    x[:: 128 if blockwise else max(1, k)] = largest
     x = laid_out(x.bfloat16(), layout).reshape(m, k)
     with guards():
-        mine = quantize_rows(x, blockwise=blockwise)
-    theirs = quantize(x, scaling="1x128" if blockwise else "row")
-    # The interpreter has no NaN code of its own, so the codes of NaN and Inf are for the GPU to show.
-    finite = x.isfinite()
-    codes = [q.data.view(torch.uint8).masked_fill(~finite, 0) for q in (mine, theirs)]
+        mine = quantize_rows(x, scaling=scaling, **options)
+    theirs = quantize(x, scaling=scaling, **options)
+    # The interpreter has no NaN code of its own, so the codes of NaN are for the GPU to show.
+    shown = x.isfinite() if mine.data.dtype == E4M3 else ~x.isnan()
+    # Nor does it saturate.
+    shown &= x.isinf() | (x.abs() <= options.get("absmax_bound", largest))
+    codes = [q.data.view(torch.uint8).masked_fill(~shown, 0) for q in (mine, theirs)]
     return _difference(mine.scale, theirs.scale, "scales") or _difference(codes[0], codes[1], "codes")
+
+
+def bounded_memory(limit: int) -> str:
+    """Many kinds of calls keep no more than ``limit`` ready, and all give the right results."""
+    g = torch.Generator().manual_seed(0)
+    w = exact_weight(9, 40, "row", g)
+    real, linear_module._MOST_PREPARED = linear_module._MOST_PREPARED, limit
+    linear_module._PREPARED.clear()
+    try:
+        for m in (*range(1, 3 * limit), 1):
+            x = activations(m, 40, g, blockwise=False)
+            found = _difference(scaled_linear(x, w), scaled_linear(x, w, backend="emulate"), f"{m} rows")
+            if found or not 0 < len(linear_module._PREPARED) <= limit:
+                return found or f"{len(linear_module._PREPARED)} calls are kept, at most {limit} may be"
+    finally:
+        linear_module._MOST_PREPARED = real
+    return ""
 
 
 def dropped_part(k: int) -> str:

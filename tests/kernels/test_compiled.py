@@ -7,11 +7,13 @@ from functools import lru_cache
 from typing import Any
 
 import pytest
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from fp8ref.kernels import jit_matmul, jit_quantize
+from fp8ref.kernels.activations import Activations
 
 FP8 = {"e4m3": "*fp8e4nv", "e5m2": "*fp8e5"}
 SIZES = ["M", "N", "K", "stride_xm", "stride_wn", "stride_sxm", "stride_sxk", "stride_swn", "stride_swk", "part_tiles"]
@@ -40,12 +42,13 @@ def product(
     split: int = 1,
     even: bool = True,
     wide: bool = False,
+    out: str = "*bf16",
 ) -> str:
     pointers = {
         "x_ptr": FP8["e4m3"],
         "w_ptr": FP8["e4m3"],
         "bias_ptr": "*bf16",
-        "out_ptr": "*bf16",
+        "out_ptr": out,
         "count_ptr": "*i32",
     }
     types = pointers | {"sx_ptr": "*fp32", "sw_ptr": "*fp32", "part_ptr": "*fp32"} | dict.fromkeys(SIZES, "i32")
@@ -119,21 +122,23 @@ def test_the_product_waits_for_the_quantiser_before_it_reads_codes() -> None:
     assert count(r"griddepcontrol\.launch_dependents", text) == 1
 
 
-def quantiser(static: bool) -> str:
+def quantiser(static: bool = False, parts: int = 0, activations: Activations | None = None, sm: int = 90) -> str:
+    activations = activations or Activations()
     types = {
         "x_ptr": "*bf16",
-        "codes_ptr": FP8["e4m3"],
+        "codes_ptr": FP8["e4m3" if activations.dtype == torch.float8_e4m3fn else "e5m2"],
         "scale_ptr": "*fp32",
         "given_ptr": "*fp32",
         "count_ptr": "*i32",
     }
     types |= dict.fromkeys(["K", "padded_k", "stride_xm", "n_count"], "i32")
     constants = {
-        "stride_xk": 1, "BLOCK": 4096, "CHUNK": 1024, "LOOP": False, "STATIC": static, "WIDE": False, "PDL": True,
+        "stride_xk": 1, "BLOCK": 4096, "CHUNK": 1024, "LOOP": False, "STATIC": static, "PARTS": parts, "WIDE": False,
+        "PDL": sm == 90, "ADA": sm == 89, **activations.constants,
     }  # fmt: skip
     aligned = ["x_ptr", "codes_ptr", "K", "padded_k", "stride_xm"]
-    options = {"num_warps": 8, "launch_pdl": True, "enable_fp_fusion": False}
-    return ptx(jit_quantize.quantize_rows_kernel, types, constants, aligned, 90, **options)
+    options = {"num_warps": 8, "launch_pdl": sm == 90, "enable_fp_fusion": False}
+    return ptx(jit_quantize.quantize_rows_kernel, types, constants, aligned, sm, **options)
 
 
 @pytest.mark.parametrize("static", [True, False])
@@ -144,3 +149,32 @@ def test_the_quantiser_divides_once_a_row_and_saturates(static: bool) -> None:
     # Whatever ran before has ended when the product begins: the order matters.
     assert text.index("griddepcontrol.wait") < text.index("griddepcontrol.launch_dependents")
     assert count(r"ld\.global\.v[24]\.b32", text) > 0
+
+
+@pytest.mark.parametrize("sm", [89, 90])
+@pytest.mark.parametrize("name", ["e4m3", "e5m2"])
+def test_codes_are_rounded_once(name: str, sm: int) -> None:
+    """On Ada, Triton's own conversion goes through fp16, toward zero: near ties would come out wrong."""
+    dtype = torch.float8_e4m3fn if name == "e4m3" else torch.float8_e5m2
+    for text in (quantiser(activations=Activations(dtype=dtype), sm=sm), product(sm, out=FP8[name])):
+        assert count(rf"cvt\.rn\.satfinite\.{name}x2\.f32", text) > 0
+        assert count(r"cvt\.\w+\.f16\.f32", text) == 0
+
+
+def test_options_that_are_off_cost_no_instruction() -> None:
+    plain = quantiser()
+    for other in (Activations(scale_format="ue8m0"), Activations(bound=3.0)):
+        assert len(quantiser(activations=other).splitlines()) > len(plain.splitlines())
+
+
+def test_one_scale_is_read_after_the_kernel_that_finds_it() -> None:
+    text = quantiser(parts=256)
+    assert text.index("griddepcontrol.wait") < text.index("ld.global")
+    types = {"x_ptr": "*bf16", "part_ptr": "*fp32"} | dict.fromkeys(["M", "K", "stride_xm"], "i32")
+    constants = {"stride_xk": 1, "BLOCK": 2048, "WIDE": False, "PDL": True}
+    find = ptx(
+        jit_quantize.absmax_kernel, types, constants, ["x_ptr", "K", "stride_xm"], 90, num_warps=4, launch_pdl=True
+    )
+    assert find.index("griddepcontrol.wait") < find.index("griddepcontrol.launch_dependents")
+    assert find.index("griddepcontrol.wait") < find.index("ld.global")
+    assert count(r"ld\.global\.v[24]\.b32", find) > 0

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.matmul import emulate_matmul
-from fp8ref.emulation.quantize import quantize
+from fp8ref.emulation.quantize import ScaledTensor, dequantize, quantize
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels.explain import explain
 from fp8ref.kernels.linear import scaled_linear
@@ -18,7 +18,7 @@ from fp8ref.kernels.matmul import scaled_matmul
 from fp8ref.kernels.ops import scaled_linear_operator
 from fp8ref.kernels.pack import PackedWeight, pack_weight
 
-E4M3 = torch.float8_e4m3fn
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -54,6 +54,73 @@ def test_options_reach_the_oracle() -> None:
     assert explain(w, 4).split_k == 8
     parts = scaled_linear(x, w, backend="emulate", **options)
     assert not same_bits(whole, parts), "the split left no trace: this test is blind"
+
+
+@pytest.mark.parametrize(
+    ("scaling", "options"),
+    [
+        ("row", {"activation_dtype": E5M2}),
+        ("128x128", {"activation_dtype": E5M2, "scale_format": "ue8m0"}),
+        ("1x128", {"activation_bound": 1.5}),
+        ("row", {"scale_format": "ue8m0", "activation_bound": 0.7}),
+    ],
+)
+def test_quantiser_options_reach_the_oracle(scaling: Scaling, options: dict[str, Any]) -> None:
+    w, x = pack_weight(random(20, 300), scaling), random(3, 300, seed=1)
+    q = quantize(
+        x,
+        options.get("activation_dtype", E4M3),
+        scaling="row" if scaling == "row" else "1x128",
+        scale_format=options.get("scale_format", "float32"),
+        absmax_bound=options.get("activation_bound"),
+    )
+    got = scaled_linear(x, w, backend="emulate", **options)
+    assert same_bits(got, emulate_matmul(q, w.as_scaled().t(), out_dtype=torch.float32))
+    assert not same_bits(got, scaled_linear(x, w, backend="emulate")), "the option left no trace: this test is blind"
+
+
+@pytest.mark.parametrize("static", [None, torch.tensor(0.02), torch.tensor([[0.02]])])
+def test_one_scale_for_all_of_x(static: Tensor | None) -> None:
+    weight, x = random(20, 300), random(3, 300, seed=1) * torch.tensor([[1.0], [30.0], [0.01]])
+    options: dict[str, Any] = {"activation_scaling": "tensor", "input_scale": static, "backend": "emulate"}
+    q = quantize(x, scale=static)
+    # A single scale on either side: both are multiplied first, as torch._scaled_mm does.
+    both = emulate_matmul(q, quantize(weight).t(), out_dtype=torch.float32)
+    got = scaled_linear(x, pack_weight(weight, "tensor"), **options)
+    assert same_bits(got, both)
+    # A scale per channel: x's is applied after the channel's.
+    rows = ScaledTensor(q.data, q.scale.reshape(1, 1).expand(3, 1), "row")
+    mixed = emulate_matmul(rows, quantize(weight, scaling="row").t(), out_dtype=torch.float32)
+    assert same_bits(scaled_linear(x, pack_weight(weight), **options), mixed)
+    per_row = scaled_linear(x, pack_weight(weight, "tensor"), input_scale=static, backend="emulate")
+    assert not same_bits(per_row, got), "the kinds cannot be told apart: this test is blind"
+
+
+def test_one_scale_of_nothing() -> None:
+    for m, n, k in [(0, 3, 5), (2, 0, 5), (2, 3, 0)]:
+        for weight in (pack_weight(random(n, k), "tensor"), pack_weight(random(n, k))):
+            y = scaled_linear(random(m, k), weight, activation_scaling="tensor", backend="emulate")
+            assert torch.equal(y, torch.zeros(m, n))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scaling", ["row", "tensor", "1x128", "128x128"])
+def test_the_gradient_goes_straight_through(scaling: Scaling, dtype: torch.dtype) -> None:
+    w = pack_weight(random(20, 300), scaling)
+    x = random(2, 3, 300, seed=1).to(dtype).requires_grad_()
+    bias = random(20, seed=2).requires_grad_()
+    grad = random(2, 3, 20, seed=3).to(dtype)
+    y = scaled_linear(x, w, bias, backend="emulate")
+    assert same_bits(y.detach(), scaled_linear(x.detach(), w, bias.detach(), backend="emulate"))
+    y.backward(grad)
+    assert x.grad is not None
+    assert bias.grad is not None
+    assert same_bits(x.grad.view(6, 300), grad.view(6, 20) @ dequantize(w.as_scaled(), dtype))
+    assert same_bits(bias.grad, grad.view(6, 20).sum(0).float())
+    with torch.no_grad():
+        assert not scaled_linear(x, w, bias, backend="emulate").requires_grad
+    with pytest.raises(TypeError, match=r"out_dtype: got torch\.float8_e4m3fn where a gradient is needed"):
+        scaled_linear(x, w, bias, out_dtype=E4M3, backend="emulate")
 
 
 def test_leading_dimensions_and_strides() -> None:
@@ -100,6 +167,7 @@ def test_matmul_is_emulate_matmul() -> None:
 WEIGHT = pack_weight(torch.ones(4, 8))
 BLOCKS = pack_weight(torch.ones(4, 8), "128x128")
 X = torch.ones(2, 8)
+STATIC = {"input_scale": torch.ones(1)}
 
 
 @pytest.mark.parametrize("backend", ["auto", "emulate"])
@@ -111,7 +179,7 @@ X = torch.ones(2, 8)
         ((X, torch.ones(4, 8)), {}, TypeError, "w: got Tensor; give what fp8ref.pack_weight returned"),
         ((X[:, :7], WEIGHT), {}, ValueError, r"x: got shape \[2, 7\]; the weight is \[4, 8\]"),
         ((torch.tensor(1.0), WEIGHT), {}, ValueError, r"x: got shape \[\]"),
-        ((X.clone().requires_grad_(), WEIGHT), {}, RuntimeError, "x: requires a gradient.*no_grad"),
+        ((X.clone().requires_grad_(), WEIGHT, 1.0), {}, TypeError, "bias: got float"),
         ((X, WEIGHT, torch.ones(5)), {}, ValueError, r"bias: got shape \[5\]"),
         ((X, WEIGHT, torch.ones(4).double()), {}, TypeError, "bias: got torch.float64"),
         ((X, WEIGHT), {"input_scale": torch.ones(2)}, ValueError, r"input_scale: got torch.float32 \[2\]"),
@@ -122,6 +190,20 @@ X = torch.ones(2, 8)
         ((X, WEIGHT), {"use_fast_accum": 1}, TypeError, "use_fast_accum: got 1"),
         ((X, WEIGHT), {"batch_invariant": None}, TypeError, "batch_invariant: got None"),
         ((X, WEIGHT), {"out_dtype": torch.int8}, TypeError, "out_dtype: got torch.int8"),
+        (
+            (X, WEIGHT),
+            {"activation_scaling": "1x128"},
+            ValueError,
+            "activation_scaling: got '1x128' beside a weight with row",
+        ),
+        ((X, BLOCKS), {"activation_scaling": "tensor"}, ValueError, "activation_scaling: got 'tensor'.*128x128"),
+        ((X, WEIGHT), {"activation_dtype": torch.float16}, TypeError, "activation_dtype: got torch.float16"),
+        ((X, WEIGHT), {"activation_dtype": "e4m3"}, TypeError, "activation_dtype: got 'e4m3'"),
+        ((X, WEIGHT), {"scale_format": "e8m0"}, ValueError, "scale_format: got 'e8m0'"),
+        ((X, WEIGHT), {"activation_bound": 0.0}, ValueError, "activation_bound: got 0.0"),
+        ((X, WEIGHT), {"activation_bound": True}, TypeError, "activation_bound: got True"),
+        ((X, WEIGHT), {"activation_bound": 1.0, **STATIC}, ValueError, "activation_bound: got 1.0 beside input_scale"),
+        ((X, WEIGHT), {"scale_format": "ue8m0", **STATIC}, ValueError, "scale_format: got 'ue8m0' beside input_scale"),
     ],
 )
 def test_refusals_name_the_argument(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import types
 from typing import Any
 
@@ -26,7 +27,9 @@ class TorchInPlaceOfTriton:
 
 def quotient(x: Tensor, scale: Tensor) -> Tensor:
     function: Any = jit_quantize.exact_quotient.fn
-    result: Tensor = types.FunctionType(function.__code__, {"tl": TorchInPlaceOfTriton})(x, scale)
+    # torch may import something of its own inside a call, for which Python wants to find the builtins.
+    names = {"tl": TorchInPlaceOfTriton, "__builtins__": builtins}
+    result: Tensor = types.FunctionType(function.__code__, names)(x, scale)
     return result
 
 

@@ -45,10 +45,37 @@ def test_linear(scaling: Scaling, m: int, n: int, k: int) -> None:
         options: dict[str, Any] = {"out_dtype": out_dtype}
         y = scaled_linear(x, w, bias, **options)
         assert same_bits(y, scaled_linear(x, w, bias, backend="emulate", **options))
-    mine = quantize_rows(x, blockwise=w.scaling != "row")
+    mine = quantize_rows(x, scaling="row" if w.scaling == "row" else "1x128")
     theirs = quantize(x, scaling=mine.scaling)
     assert same_bits(mine.data, theirs.data)
     assert same_bits(mine.scale, theirs.scale)
+
+
+@pytest.mark.parametrize("how", [{}, {"scale_format": "ue8m0"}, {"absmax_bound": 1.5}, {"static": True}])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+@pytest.mark.parametrize("pair", [("row", "row"), ("row", "tensor"), ("tensor", "tensor"), ("128x128", "1x128")])
+def test_linear_with_other_activations(pair: tuple[Scaling, Scaling], dtype: torch.dtype, how: dict[str, Any]) -> None:
+    static = torch.tensor([0.01], device="cuda") if "static" in how else None
+    if static is not None and pair[1] == "1x128":
+        with pytest.raises(ValueError, match="scale"):
+            quantize_rows(torch.ones(2, 2, device="cuda"), scaling="1x128", scale=static)
+        return
+    how = {name: value for name, value in how.items() if name != "static"}
+    named = {"absmax_bound": "activation_bound"}
+    options = {named.get(name, name): value for name, value in how.items()}
+    for m, n, k in SHAPES:
+        w = pack_weight(torch.randn(n, k, device="cuda"), pair[0])
+        x = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+        x[::5] *= 30.0
+        x[m // 2, k // 2], x[0, 0] = float("-inf"), float("nan")
+        mine = quantize_rows(x, dtype, scaling=pair[1], scale=static, **how)
+        given = static if static is None or pair[1] == "tensor" else static.expand(m, 1).contiguous()
+        theirs = quantize(x, dtype, scaling=pair[1], scale=given, **how)
+        assert same_bits(mine.data, theirs.data)
+        assert same_bits(mine.scale, theirs.scale)
+        call = {"activation_scaling": pair[1], "activation_dtype": dtype, "input_scale": static, **options}
+        y = scaled_linear(x, w, **call)
+        assert same_bits(y, scaled_linear(x, w, backend="emulate", **call))
 
 
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2)])

@@ -23,6 +23,15 @@ layouts = st.sampled_from(["plain", "columns", "gaps", "batch"])
 seeds = st.integers(0, 2**16)
 # The interpreter rounds ties to bf16 wrongly; test_bfloat16 has results that bf16 holds.
 out_dtypes = st.sampled_from([torch.float32, torch.float16])
+kinds_of_x = st.sampled_from(["row", "tensor", "1x128"])
+quantisers = st.fixed_dictionaries(
+    {},
+    optional={
+        "dtype": st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]),
+        "scale_format": st.sampled_from(["float32", "ue8m0"]),
+        "absmax_bound": st.just(224.0),
+    },
+)
 biases = st.sampled_from([None, torch.float32, torch.bfloat16, torch.float16])
 
 
@@ -73,9 +82,34 @@ def test_matmul(
 
 
 @few
-@given(m=st.integers(1, 20), k=depths, seed=seeds, layout=layouts, blockwise=st.booleans())
-def test_quantiser(run: Run, m: int, k: int, seed: int, layout: str, blockwise: bool) -> None:
-    assert run(tasks.quantiser, m, k, seed, layout, blockwise) == ""
+@given(m=st.integers(1, 20), k=depths, seed=seeds, layout=layouts, scaling=kinds_of_x, options=quantisers)
+def test_quantiser(run: Run, m: int, k: int, seed: int, layout: str, scaling: str, options: dict[str, Any]) -> None:
+    assert run(tasks.quantiser, m, k, seed, layout, scaling, options) == ""
+
+
+@settings(few, max_examples=25)
+@given(
+    m=rows, n=columns, k=depths, seed=seeds, layout=layouts, scaling=st.sampled_from(["row", "tensor", "1x128"]),
+    options=quantisers, one=st.booleans(), data=st.data(),
+)  # fmt: skip
+def test_linear_with_other_activations(
+    run: Run, m: int, n: int, k: int, seed: int, layout: str, scaling: str, options: dict[str, Any], one: bool,
+    data: st.DataObject,
+) -> None:  # fmt: skip
+    if "absmax_bound" in options:
+        options.pop("dtype", None)  # the interpreter's e5m2 does not saturate
+    names = {"dtype": "activation_dtype", "absmax_bound": "activation_bound"}
+    options = {names.get(name, name): value for name, value in options.items()}
+    options |= {"out_dtype": torch.float32, "bias": None, "x": torch.bfloat16, "static": False}
+    if scaling != "1x128" and one:
+        options["activation_scaling"] = "tensor"
+        static = not {"scale_format", "activation_bound"} & set(options)
+        options["static"] = static and data.draw(st.booleans())
+    assert run(tasks.linear, m, n, k, seed, layout, scaling, options) == ""
+
+
+def test_the_calls_kept_ready_are_bounded(run: Run) -> None:
+    assert run(tasks.bounded_memory, 3) == ""
 
 
 def test_bfloat16(run: Run) -> None:
@@ -103,8 +137,9 @@ def test_offsets_of_64_bits(run: Run) -> None:
     for layout in ("plain", "columns", "gaps"):
         options = {"split_k": 2, "out_dtype": torch.float32}
         assert run(tasks.with_wide_offsets, tasks.matmul, 5, 71, 391, 1, layout, "row", options) == ""
-        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, False) == ""
-        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, True) == ""
+        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, "row", {}) == ""
+        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, "tensor", {}) == ""
+        assert run(tasks.with_wide_offsets, tasks.quantiser, 5, 391, 1, layout, "1x128", {}) == ""
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(0, 5, 7), (3, 0, 7), (3, 5, 0), (0, 0, 0), (2, 3, 1)])
