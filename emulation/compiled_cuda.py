@@ -19,7 +19,9 @@ _ZERO_EXPONENT = -64  # as in compiled_loops: any other factor's exponent added,
 _TILE_OUTPUTS = 1 << 24
 _CHAIN_OUTPUTS = 1 << 26
 _CELL = 512
+_CHUNK = 16
 _WARPS = 4
+_PROMOTED = 1024
 
 
 @cache
@@ -34,6 +36,23 @@ def triton_is_here() -> bool:
     except ImportError:
         return False
     return True
+
+
+def promote_scaled_cuda(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *, joined: bool) -> Tensor:
+    """:func:`fp8ref.emulation.compiled.promote_scaled` on CUDA tensors, of any strides.
+
+    >>> one = torch.ones(1, 1, device="cuda" if torch.cuda.is_available() else "meta")
+    >>> if one.is_cuda:
+    ...     promote_scaled_cuda(one, one, one[0], one[0], joined=True)
+    """
+    from fp8ref.emulation.jit_chains import promote_kernel
+
+    m, n = total.shape
+    grid = (max(1, -(-m * n // _PROMOTED)),)
+    promote_kernel[grid](
+        total, chain, left, right, m, n, *total.stride(), *chain.stride(), JOINED=joined, BLOCK=_PROMOTED
+    )
+    return total
 
 
 @dataclass(frozen=True)
@@ -111,19 +130,24 @@ def _constants(
     unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format, length: int, steps_per_instruction: int
 ) -> dict[str, Any]:
     """Return the compile-time arguments: int32 holds the sum of a chunk, ``total`` that of a step and c."""
+    import triton
     import triton.language as tl
 
+    from fp8ref.emulation.jit_chains import chains_kernel
+
     narrow = unit.fraction_bits <= 25
+    # L products below 2**(F + 2) and an accumulator below 2**(F + 1) must be exact in fp32.
+    wide = (length + 1) << (unit.fraction_bits + 2) > 1 << 24
     return {
         "LENGTH": length,
-        "CHUNK": min(length, 32, 1 << (29 - unit.fraction_bits) if narrow else 32),
+        "CHUNK": min(length, _CHUNK, 1 << (29 - unit.fraction_bits) if narrow else 32),
         "F": unit.fraction_bits,
         "B": unit.significant_bits,
         "RESTART_EVERY": steps_per_instruction if unit.c_enters == "after" else 0,
         "REAL": tl.float32 if narrow else tl.float64,
         "INTEGER": tl.int32 if narrow else tl.int64,
-        # L products below 2**(F + 2) and an accumulator below 2**(F + 1) must be exact in fp32.
-        "WIDE": (length + 1) << (unit.fraction_bits + 2) > 1 << 24,
+        "WIDE": wide,
+        "IN_PLACE": not wide and isinstance(chains_kernel, triton.JITFunction),
         "MANTISSA_BITS_A": format_a.mantissa_bits,
         "BIAS_A": format_a.bias,
         "MANTISSA_BITS_B": format_b.mantissa_bits,

@@ -43,14 +43,34 @@ def power_of_two(exponent):  # type: ignore[no-untyped-def]
 
 
 @jit
-def truncate_sum(total, exponent, WIDE: tl.constexpr, F: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return ``total * 2 ** (exponent - F)`` truncated to B significant bits, fp32."""
+def keep_bits(total, WIDE: tl.constexpr, B: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Truncate exact sums, int64 where WIDE and else fp32, to B significant bits; fp64 or fp32."""
     if WIDE:
         bits = total.to(tl.float64).to(tl.int64, bitcast=True) & (-1 << (53 - B))
         kept = bits.to(tl.float64, bitcast=True)
-        return (kept * power_of_two(exponent - F).to(tl.float64)).to(tl.float32)
-    bits = total.to(tl.float32).to(tl.int32, bitcast=True) & (-1 << (24 - B))
-    return bits.to(tl.float32, bitcast=True) * power_of_two(exponent - F)
+    else:
+        kept = (total.to(tl.int32, bitcast=True) & (-1 << (24 - B))).to(tl.float32, bitcast=True)
+    return kept
+
+
+@jit
+def sign_of(x):  # type: ignore[no-untyped-def]
+    """Return the sign bit of fp32 values, in its place."""
+    return x.to(tl.int32, bitcast=True) & -0x80000000
+
+
+@jit
+def truncate_product(x, y, magic):  # type: ignore[no-untyped-def]
+    """Return ``x * y`` truncated to the last place of ``magic``, 2 ** 23 of them with the sign of the product.
+
+    The conversion to an integer, which truncates too, has a fraction of the rate of this addition toward zero.
+    """
+    x, y = tl.broadcast(x, y)
+    magic = magic.to(tl.float32, bitcast=True)
+    sums = tl.inline_asm_elementwise(
+        "fma.rz.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, y, magic], dtype=tl.float32, is_pure=True, pack=1
+    )
+    return sums - magic
 
 
 @kernel
@@ -69,6 +89,7 @@ def chains_kernel(  # type: ignore[no-untyped-def]
     REAL: tl.constexpr,
     INTEGER: tl.constexpr,
     WIDE: tl.constexpr,
+    IN_PLACE: tl.constexpr,
     MANTISSA_BITS_A: tl.constexpr,
     BIAS_A: tl.constexpr,
     MANTISSA_BITS_B: tl.constexpr,
@@ -80,7 +101,9 @@ def chains_kernel(  # type: ignore[no-untyped-def]
     """Run chain ``program_id(1)`` on codes ``a`` [steps * LENGTH, M] and ``b`` [steps * LENGTH, N] into ``out``.
 
     ``first_steps`` [all chains + 1] cuts the steps into chains; ``out`` is fp32 [all chains, M, N]. RESTART_EVERY
-    steps begin at +0 and join the total in fp32; 0 carries the accumulator through the chain.
+    steps begin at +0 and join the total in fp32; 0 carries the accumulator through the chain. IN_PLACE truncates
+    products where they are instead of as integers; for sums that are not WIDE, and not for Triton's interpreter, which
+    knows no machine instructions.
     """
     chain = tl.program_id(1)
     cells = tl.cdiv(N, BLOCK_N)
@@ -98,14 +121,27 @@ def chains_kernel(  # type: ignore[no-untyped-def]
             peak = tl.maximum(peak, tl.max(of_a[:, :, None] + of_b[:, None, :], axis=0))
         of_carried = ((carried.to(tl.int32, bitcast=True) >> 23) & 255) - 127
         peak = tl.maximum(peak, of_carried)
-        scale = power_of_two(F - peak)
-        aligned = (carried.to(REAL) * scale.to(REAL)).to(INTEGER).to(tl.int64 if WIDE else tl.int32)
+        if IN_PLACE:
+            magic = power_of_two(23 - F + peak).to(tl.int32, bitcast=True)
+            aligned = truncate_product(carried, tl.full([BLOCK_M, BLOCK_N], 1.0, tl.float32), magic ^ sign_of(carried))
+        else:
+            scale = power_of_two(F - peak)
+            aligned = (carried.to(REAL) * scale.to(REAL)).to(INTEGER).to(tl.int64 if WIDE else tl.int32)
         for start in tl.static_range(0, LENGTH, CHUNK):
             x, _ = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
             y, _ = decode(load_step(b, step, N, LENGTH, start, CHUNK, columns), MANTISSA_BITS_B, BIAS_B, ZERO)
-            products = (x[:, :, None] * y[:, None, :]).to(REAL) * scale[None, :, :].to(REAL)
-            aligned += tl.sum(products.to(INTEGER), axis=0)
-        carried = truncate_sum(aligned, peak, WIDE, F, B)
+            x, y = x[:, :, None], y[:, None, :]
+            if IN_PLACE:
+                aligned += tl.sum(truncate_product(x, y, sign_of(x) ^ sign_of(y) ^ magic[None, :, :]), axis=0)
+            else:
+                products = (x * y).to(REAL) * scale[None, :, :].to(REAL)
+                aligned += tl.sum(products.to(INTEGER), axis=0)
+        if IN_PLACE:
+            carried = keep_bits(aligned, WIDE, B)
+        elif WIDE:
+            carried = (keep_bits(aligned, WIDE, B) * power_of_two(peak - F).to(tl.float64)).to(tl.float32)
+        else:
+            carried = keep_bits(aligned.to(tl.float32), WIDE, B) * power_of_two(peak - F)
         if RESTART_EVERY:
             whole = (step + 1 - first) % RESTART_EVERY == 0
             total = tl.where(whole, total + carried, total)
@@ -114,3 +150,23 @@ def chains_kernel(  # type: ignore[no-untyped-def]
         total = carried
     place = out + chain.to(tl.int64) * M * N + rows.to(tl.int64)[:, None] * N + columns[None, :]
     tl.store(place, total, mask=(rows < M)[:, None] & (columns < N)[None, :])
+
+
+@kernel
+def promote_kernel(  # type: ignore[no-untyped-def]
+    total, chain, left, right, M, N, stride_tm, stride_tn, stride_cm, stride_cn,
+    JOINED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Add a scaled chain to ``total`` [M, N]: ``promote_scaled`` of :mod:`fp8ref.emulation.compiled`."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    row, column = at // N, at % N
+    inside = row < M
+    x = tl.load(chain + row * stride_cm + column * stride_cn, mask=inside, other=0.0)
+    place = total + row * stride_tm + column * stride_tn
+    z = tl.load(place, mask=inside, other=0.0)
+    of_row, of_column = tl.load(left + row, mask=inside, other=0.0), tl.load(right + column, mask=inside, other=0.0)
+    if JOINED:
+        of_column = of_row * of_column
+    else:
+        x = x * of_row
+    tl.store(place, tl.fma(x, of_column, z), mask=inside)

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import fp8ref
+from fp8ref.emulation.compiled import Engine
 from fp8ref.emulation.specials import finite_part
 from fp8ref.emulation.units import UNITS, TensorCoreUnit
 from interpreted import chains, interpreter
@@ -18,6 +19,7 @@ from reference.strategies import own_units
 from reference.tensors import bits_of
 
 Run = Callable[..., Any]
+ENGINES: tuple[Engine, ...] = ("compiled", "torch")
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 STEPPING = [unit for unit in UNITS.values() if unit.products_per_step is not None]
 WIDEST = TensorCoreUnit("widest", 64, 40, 24, tuple(range(64)), "alignment", "made up")
@@ -68,7 +70,22 @@ def test_engines_agree_on_a_gpu(unit: str, dtypes: tuple[torch.dtype, torch.dtyp
     for x, y in ((a, b), (finite_part(a), finite_part(b))):
         for fast in (False, True):
             options: dict[str, Any] = {"unit": unit, "use_fast_accum": fast, "split_k": 2}
-            results = [fp8ref.accumulate(x, y, engine=engine, **options) for engine in ("compiled", "torch")]
+            results = [fp8ref.accumulate(x, y, engine=engine, **options) for engine in ENGINES]
             results.append(fp8ref.accumulate(x.cpu(), y.cpu(), **options).cuda())
             assert torch.equal(bits_of(results[0]), bits_of(results[1]))
             assert torch.equal(bits_of(results[0]), bits_of(results[2]))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kinds", [("1x128", "1x128"), ("1x128", "128x128"), ("128x128", "1x128")])
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 1, 1), (7, 300, 1031), (300, 7, 1031), (130, 257, 129)])
+def test_block_scales_agree_on_a_gpu(kinds: Any, m: int, n: int, k: int) -> None:
+    g = torch.Generator("cuda").manual_seed(m + n + k)
+    a = fp8ref.quantize(torch.randn(m, k, device="cuda", generator=g) * 1e-3, scaling=kinds[0])
+    b = fp8ref.quantize(torch.randn(n, k, device="cuda", generator=g) * 1e4, scaling=kinds[1]).t()
+    operands = (a.data, b.data, a.scale, b.scale)
+    options: dict[str, Any] = {"out_dtype": torch.float32, "scaling": kinds}
+    results = [fp8ref.emulate_matmul(*operands, **options, engine=engine) for engine in ENGINES]
+    results.append(fp8ref.emulate_matmul(*(x.cpu() for x in operands), **options).cuda())
+    assert torch.equal(bits_of(results[0]), bits_of(results[1]))
+    assert torch.equal(bits_of(results[0]), bits_of(results[2]))
