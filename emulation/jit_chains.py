@@ -121,11 +121,11 @@ def chains_kernel(  # type: ignore[no-untyped-def]
             peak = tl.maximum(peak, tl.max(of_a[:, :, None] + of_b[:, None, :], axis=0))
         of_carried = ((carried.to(tl.int32, bitcast=True) >> 23) & 255) - 127
         peak = tl.maximum(peak, of_carried)
+        magic = power_of_two(23 - F + peak).to(tl.int32, bitcast=True)
+        scale = power_of_two(F - peak)
         if IN_PLACE:
-            magic = power_of_two(23 - F + peak).to(tl.int32, bitcast=True)
             aligned = truncate_product(carried, tl.full([BLOCK_M, BLOCK_N], 1.0, tl.float32), magic ^ sign_of(carried))
         else:
-            scale = power_of_two(F - peak)
             aligned = (carried.to(REAL) * scale.to(REAL)).to(INTEGER).to(tl.int64 if WIDE else tl.int32)
         for start in tl.static_range(0, LENGTH, CHUNK):
             x, _ = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
