@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint format types wheel pins slow gpu fuzz clean
+.PHONY: help setup demo test check lint format types wheel pins slow gpu fuzz docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -60,6 +60,9 @@ gpu: setup ## The tests that need an NVIDIA GPU with FP8 units
 fuzz: setup ## The property-based tests on fresh random examples, many more of them
 	HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(PARALLEL) -m 'not gpu'
 
+docs: setup ## The documentation site, in docs/_build/html; a warning is an error
+	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/_build/html
+
 clean: ## Remove everything that the targets made
-	rm -rf .venv .build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis report.png report.json
+	rm -rf .venv .build dist docs/_build docs/notebooks .mypy_cache .ruff_cache .pytest_cache .hypothesis report.png report.json
 	find . -name __pycache__ -prune -exec rm -rf {} +
