@@ -90,9 +90,10 @@ RECIPES: dict[str, Recipe] = {
     "block": Recipe("128x128", "1x128"),
     "block-ue8m0": Recipe("128x128", "1x128", scale_format="ue8m0"),
 }
-"""Recipes by name. ``row``: a scale for each token and each output channel; ``tensor``: one for each operand; ``block``:
-activations 1x128, weights 128x128. ``static``: the activations' scale comes from a calibration; ``bounded``: their absmax
-is clipped at FBGEMM's usual bound. Where nothing is said: e4m3, fp32 scales, dynamic, accurate accumulation."""
+"""Recipes by name. ``row``: a scale for each token and each output channel; ``tensor``: one for each operand;
+``block``: activations 1x128, weights 128x128. ``static``: the activations' scale comes from a calibration; ``bounded``:
+their absmax is clipped at FBGEMM's usual bound. Where nothing is said: e4m3, fp32 scales, dynamic, accurate
+accumulation."""
 
 
 def recipe_of(recipe: Recipe | str) -> Recipe:

@@ -74,6 +74,15 @@ def activations_of(
     return Activations(found[0], dtype, "ue8m0" if scale_format == "ue8m0" else "float32", bound)  # type: ignore[arg-type]
 
 
+def checked_backend(backend: object) -> Backend:
+    """Return ``backend`` if it is a known one; raise ValueError where it is not."""
+    if backend == "auto":
+        return "auto"
+    if backend == "emulate":
+        return "emulate"
+    raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
+
+
 def check_arguments(
     x: object,
     w: object,
@@ -85,8 +94,7 @@ def check_arguments(
     backend: object,
 ) -> None:
     """Raise unless the arguments of :func:`fp8ref.scaled_linear` fit together; devices are checked elsewhere."""
-    if backend not in ("auto", "emulate"):
-        raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
+    checked_backend(backend)
     x = check_tensor(x, "x")
     if not isinstance(w, PackedWeight):
         raise TypeError(f"w: got {type(w).__name__}; give what fp8ref.pack_weight returned")
