@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.recipes import Recipe
 
 _STRATEGIES = {"tensor": "tensor", "row": "channel", "128x128": "block"}
@@ -82,21 +81,18 @@ def _group(recipe: Recipe) -> dict[str, Any]:
 
 
 def layer_tensors(
-    name: str, scaled: ScaledTensor, recipe: Recipe, bias: Tensor | None, input_scale: Tensor | None
+    name: str, codes: Tensor, scale: Tensor, *, bias: Tensor | None = None, input_scale: Tensor | None = None
 ) -> dict[str, Tensor]:
     """The tensors of a layer under the names that they have in a checkpoint.
 
     Args:
         name: of the layer.
-        scaled: its weight [N, K]; a "tensor" recipe's may be kept as equal scales for each row.
-        recipe: its recipe, one that :func:`unwritable` has nothing against.
+        codes: of its weight, FP8 [N, K].
+        scale: of its weight, fp32 in the shape that :func:`fp8ref.quantize` gives it.
         bias: [N] or None.
         input_scale: one element, of a static recipe.
     """
-    scale = scaled.scale
-    if recipe.weight_scaling == "tensor":
-        scale = scale.flatten()[:1] if scale.numel() else scale.new_ones(1)
-    tensors = {f"{name}.weight": scaled.data, f"{name}.weight_scale": scale}
+    tensors = {f"{name}.weight": codes, f"{name}.weight_scale": scale.reshape(1) if scale.dim() == 0 else scale}
     if input_scale is not None:
         tensors[f"{name}.input_scale"] = input_scale.reshape(1)
     if bias is not None:

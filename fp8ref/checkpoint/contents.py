@@ -244,9 +244,9 @@ def _check_inputs(
     parts: dict[str, TensorInfo], scheme: LayerScheme, declared: Declared, weight: TensorInfo, count: int
 ) -> None:
     """A static layer has an input scale, any other has none."""
-    given = parts.get("input_scale")
+    given, name = parts.get("input_scale"), weight.name.removesuffix(".weight")
     if scheme.activation == "static" and given is None:
-        message = f"is static by {declared.file} ({scheme.said}), but its input_scale is missing"
+        message = f"is static by {declared.file} ({scheme.said}), but {name}.input_scale is missing"
         raise Broken.at(weight.file, message, weight.name)
     if given is None:
         return

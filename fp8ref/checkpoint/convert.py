@@ -232,4 +232,4 @@ def _quantise(info: TensorInfo, name: str, weight: Tensor, recipe: Recipe) -> di
         place = (~weight.isfinite()).nonzero()[0].tolist()
         raise Broken.at(info.file, f"has {weight[tuple(place)].item()} at {place}; FP8 weights are finite", info.name)
     scaled = quantize(weight, recipe.weight_dtype, scaling=recipe.weight_scaling)
-    return layer_tensors(name, scaled, recipe, None, None)
+    return layer_tensors(name, scaled.data, scaled.scale)

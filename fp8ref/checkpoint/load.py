@@ -161,7 +161,8 @@ def _make(reader: _Reader, place: LayerPlace | TensorPlace) -> None:
             if info is not None:
                 reader.findings += scale_errors(info, taken[info.name], layer)
     if not reader.findings:
-        made = make_layer(place.layers, taken, reader.backend, target_device(reader.device, place.module))
+        device = target_device(reader.device, place.module)
+        made = make_layer(place.layers, taken, reader.backend, device, reader.dtype)
         if made is None:
             first = place.layers[0]
             message = (
@@ -181,7 +182,11 @@ def target_device(device: torch.device | None, module: nn.Module) -> torch.devic
 
 
 def make_layer(
-    layers: Sequence[Fp8Layer], values: Mapping[str, Tensor], backend: Backend, device: torch.device
+    layers: Sequence[Fp8Layer],
+    values: Mapping[str, Tensor],
+    backend: Backend,
+    device: torch.device,
+    dtype: torch.dtype | None,
 ) -> Fp8Linear | None:
     """Make one linear layer of one or several of a checkpoint's; None where their static scales differ."""
     first = layers[0]
@@ -196,7 +201,7 @@ def make_layer(
     return Fp8Linear.from_packed(
         pack(layers, values).to(device),
         recipe,
-        bias=torch.cat(biases).to(device) if biases else None,
+        bias=torch.cat(biases).to(device=device, dtype=dtype) if biases else None,
         input_scale=torch.tensor(scalars.pop(), dtype=torch.float32, device=device) if scalars else None,
         backend=backend,
     )

@@ -29,7 +29,7 @@ def save_checkpoint(
 
     The weights are F8_E4M3 with fp32 ``weight_scale`` [1], [N, 1] or [ceil(N/128), ceil(K/128)]; activations dynamic
     per token, per tensor or per group of 128, or static with ``input_scale`` [1]. What is no FP8 layer is written as it
-    is, a tied parameter once. A recipe's ``use_fast_accum`` is no part of the format.
+    is, a tied parameter once. A recipe's ``use_fast_accum`` and a layer's ``kept_weight`` are no part of the format.
 
     Raises:
         CheckpointError: nothing in the model is FP8, a recipe is not to be said in the format, or the folder is there.
@@ -82,7 +82,10 @@ def _check_layers(layers: dict[str, Fp8Linear]) -> None:
 
 def _tensors(name: str, layer: Fp8Linear) -> dict[str, Tensor]:
     """The tensors of a layer under their names in the checkpoint."""
-    return layer_tensors(name, layer.packed.as_scaled(), layer.recipe, layer.bias, layer.input_scale)
+    state = layer.state_dict()
+    return layer_tensors(
+        name, state["weight"], state["weight_scale"], bias=state.get("bias"), input_scale=state.get("input_scale")
+    )
 
 
 def _config(model: nn.Module, fp8: set[str]) -> dict[str, Any]:
