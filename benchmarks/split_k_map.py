@@ -25,7 +25,7 @@ from golden import record
 from golden.scaled_mm import TENSOR, multiply
 from golden.split_k import KINDS, VIA, first_part
 
-WORKERS = 10
+WORKERS = 14
 _BEGAN = time.monotonic()
 
 
@@ -81,7 +81,7 @@ def work(out: Path, index: int, deadline: float) -> None:
         try:
             began = time.time()
             found = survey(cublaslt.Query(**options), shapes[index::WORKERS], deadline, wanted)
-            np.savez_compressed(out / f"{name}.{index}.npz", **found)
+            np.savez_compressed(out / f"{name}.w{index}.npz", **found)
             print(f"{name}: {len(found['algo'])} answers in {time.time() - began:.2f} s", flush=True)
         except Exception:  # noqa: BLE001 - the other families are still worth asking
             print(f"{name}: {traceback.format_exc(limit=-3)}", flush=True)
@@ -89,8 +89,8 @@ def work(out: Path, index: int, deadline: float) -> None:
 
 def merge(out: Path) -> None:
     """One file a family in place of one for each worker."""
-    for name in sorted({path.name.split(".")[0] for path in out.glob("*.[0-9].npz")}):
-        paths = sorted(out.glob(f"{name}.[0-9].npz"))
+    for name in sorted({path.name.split(".")[0] for path in out.glob("*.w[0-9]*.npz")}):
+        paths = sorted(out.glob(f"{name}.w[0-9]*.npz"))
         parts = [dict(np.load(path)) for path in paths]
         table: dict[tuple[int, ...], int] = {}
         for part in parts:
@@ -196,16 +196,16 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker is not None:
         work(options.out, options.worker, options.deadline)
-        return 0
-    record_all(options.out, time.time() + 105)
+    else:
+        record_all(options.out, time.time() + 105)
     return 0
 
 
-def start_workers(out: Path, deadline: float) -> list[subprocess.Popen[bytes]]:
-    """Start this script again, once for each worker."""
+def start_workers(script: str, out: Path, deadline: float) -> list[subprocess.Popen[bytes]]:
+    """Start a script again, once for each worker."""
     return [
         subprocess.Popen(  # noqa: S603 - our own script
-            [sys.executable, __file__, "--out", str(out), "--worker", str(i), "--deadline", str(deadline)],
+            [sys.executable, script, "--out", str(out), "--worker", str(i), "--deadline", str(deadline)],
             stdout=(out / f"worker{i}.txt").open("wb"),
             stderr=subprocess.STDOUT,
         )
@@ -234,7 +234,7 @@ def describe(out: Path) -> None:
 
 def record_all(out: Path, deadline: float) -> None:
     """Everything, each part guarded so that the others are kept."""
-    workers = start_workers(out, deadline)
+    workers = start_workers(__file__, out, deadline)
     wake()
     describe(out)
     check(out)

@@ -103,3 +103,31 @@ def families() -> Iterator[Family]:
     for name, shapes in _lines():
         yield f"line-{name}-accurate", accurate, shapes[::4], 1
     yield "more", plain, near(1_000_000, 26), 1
+
+
+KINDS: tuple[tuple[str, dict[str, Any]], ...] = tuple(
+    (f"{name}-{mode}", {"out": out, "fast": mode == "fast", "bias": bias})
+    for name, out, bias in (
+        ("bf16", "bf16", False),
+        ("fp16", "fp16", False),
+        ("fp32", "fp32", False),
+        ("e4m3", "e4m3", False),
+        ("e4m3+bf16", "e4m3", True),
+    )
+    for mode in ("fast", "accurate")
+)
+"""Calls that cuBLASLt answers differently; a bias matters with fp8 outputs alone, where it gives C its type."""
+
+
+def bulk() -> Iterator[tuple[str, dict[str, Any], str, int, int]]:
+    """Large samples of which only the number of parts is kept: kind, options, generator's name, count and seed."""
+    for kind, options in KINDS:
+        yield kind, options, "fresh", 5000, 100
+    for kind, options in KINDS:
+        yield kind, options, "near", 200_000, 101
+    for kind, options in KINDS:
+        if kind.endswith("fast"):
+            yield kind, options, "near", 400_000, 102
+    for kind, options in KINDS:
+        if kind.endswith("fast"):
+            yield kind, options, "near", 300_000, 103

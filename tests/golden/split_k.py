@@ -32,10 +32,10 @@ def _scales(scaling: Scaling, m: int, n: int, k: int, device: str) -> tuple[torc
     return torch.full(a_shapes[scaling[0]], 4096.0, device=device), torch.ones(b_shapes[scaling[1]], device=device)
 
 
-def first_part(
+def survivors(
     m: int, n: int, k: int, out: str, fast: bool, scaling: Scaling, bias: bool, device: str, via: str = "_scaled_mm"
-) -> int:
-    """Length in tiles of all parts of K but the last: ceil(k / 128) where K is not cut, -1 where they are not equal."""
+) -> list[bool]:
+    """Whether s survives one tile after -B, for every tile from the third on."""
     tiles = ceil_div(k, TILE)
     a = torch.zeros(m, tiles * TILE, dtype=torch.uint8, device=device)
     a[:, ::TILE], a[:, 1::TILE] = _BIG, _SMALL
@@ -54,6 +54,15 @@ def first_part(
         b[column, tried * TILE + 1] = _SMALL
         result = multiply(via, a, b.view(torch.float8_e4m3fn), scaling, sa, sb, DTYPES[out], fast, zero_bias)
         alive += (result.float()[-1, : len(tried)] != 0).tolist()
+    return alive
+
+
+def first_part(
+    m: int, n: int, k: int, out: str, fast: bool, scaling: Scaling, bias: bool, device: str, via: str = "_scaled_mm"
+) -> int:
+    """Length in tiles of all parts of K but the last: ceil(k / 128) where K is not cut, -1 where they are not equal."""
+    tiles = ceil_div(k, TILE)
+    alive = survivors(m, n, k, out, fast, scaling, bias, device, via)
     if False not in alive:
         return tiles
     length = alive.index(False) + 1
