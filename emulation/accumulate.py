@@ -11,6 +11,7 @@ from fp8ref.emulation.bits import canonical_nan
 from fp8ref.emulation.chain import Tile, tiles
 from fp8ref.emulation.checks import check_bool, check_operands, check_split_k
 from fp8ref.emulation.compiled import Engine, is_compiled
+from fp8ref.emulation.compiled_cuda import CudaChains
 from fp8ref.emulation.decode import Span
 from fp8ref.emulation.lanes import for_each
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
@@ -99,6 +100,8 @@ def run_chains(
 
 
 def _fold(chains: Iterator[Tensor], spans: list[Span], promote: Promote | None, rows: slice, columns: slice) -> Tensor:
+    if promote is None and isinstance(chains, CudaChains):
+        return chains.add_up(len(spans))
     chain = next(chains)
     total = torch.zeros_like(chain)  # in its layout, which is not that of the output where the engine transposes
     for index, span in enumerate(spans):

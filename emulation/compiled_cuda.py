@@ -21,7 +21,7 @@ _CHAIN_OUTPUTS = 1 << 26
 _CELL = 512
 _CHUNK = 16
 _WARPS = 4
-_PROMOTED = 1024
+_ELEMENTS = 1024
 
 
 @cache
@@ -48,9 +48,9 @@ def promote_scaled_cuda(total: Tensor, chain: Tensor, left: Tensor, right: Tenso
     from fp8ref.emulation.jit_chains import promote_kernel
 
     m, n = total.shape
-    grid = (max(1, -(-m * n // _PROMOTED)),)
+    grid = (max(1, -(-m * n // _ELEMENTS)),)
     promote_kernel[grid](
-        total, chain, left, right, m, n, *total.stride(), *chain.stride(), JOINED=joined, BLOCK=_PROMOTED
+        total, chain, left, right, m, n, *total.stride(), *chain.stride(), JOINED=joined, BLOCK=_ELEMENTS
     )
     return total
 
@@ -101,21 +101,63 @@ class CompiledCuda:
         padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
         return padded.index_select(0, self.plan.slots)
 
-    def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> Iterator[Tensor]:  # noqa: ARG002 - as above
+    def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> CudaChains:  # noqa: ARG002 - as above
         """Run each chain of one tile; yields fp32 [M, N]."""
+        return CudaChains(self._groups(a, b))
+
+    def _groups(self, a: Tensor, b: Tensor) -> Iterator[Tensor]:
+        """Yield the results of as many consecutive chains as fit into memory, fp32 [chains, M, N]."""
         m, n = a.shape[1], b.shape[1]
         group = max(1, min(_CHAIN_OUTPUTS // max(1, m * n), 32768))
         block_m = min(16, 1 << (m - 1).bit_length())
         block_n = _CELL // block_m
         cells = -(-m // block_m) * -(-n // block_n)
         for start in range(0, self.chain_count, group):
-            count = min(group, self.chain_count - start)
-            out = torch.empty(count, m, n, dtype=torch.float32, device=a.device)
-            self.kernel[(cells, count)](
+            out = torch.empty(min(group, self.chain_count - start), m, n, dtype=torch.float32, device=a.device)
+            self.kernel[(cells, out.shape[0])](
                 a, b, self.plan.first_steps[start:], out, m, n,
                 BLOCK_M=block_m, BLOCK_N=block_n, num_warps=_WARPS, **self.constants,
             )  # fmt: skip
-            yield from out
+            yield out
+
+
+class CudaChains(Iterator[Tensor]):
+    """The results of a tile's chains, one after the other; or the sums of runs of them, each in one launch.
+
+    >>> list(CudaChains(iter([torch.ones(2, 1, 1)])))
+    [tensor([[1.]]), tensor([[1.]])]
+    """
+
+    def __init__(self, groups: Iterator[Tensor]) -> None:
+        """Take the results in groups, fp32 [chains, M, N]."""
+        self._groups = groups
+        self._group: Tensor | None = None
+        self._at = 0
+
+    def __next__(self) -> Tensor:
+        """Return the next chain's result."""
+        return self._take(1)[0]
+
+    def _take(self, most: int) -> Tensor:
+        if self._group is None or self._at == self._group.shape[0]:
+            self._group, self._at = next(self._groups), 0
+        taken = self._group[self._at : self._at + most]
+        self._at += taken.shape[0]
+        return taken
+
+    def add_up(self, count: int) -> Tensor:
+        """Return the sum of the next ``count`` chains, added to +0 one by one in fp32."""
+        from fp8ref.emulation.jit_chains import add_kernel
+
+        chains = self._take(count)
+        total = torch.zeros_like(chains[0])
+        grid = (max(1, -(-total.numel() // _ELEMENTS)),)
+        while True:
+            add_kernel[grid](total, chains, total.numel(), chains.shape[0], BLOCK=_ELEMENTS)
+            count -= chains.shape[0]
+            if not count:
+                return total
+            chains = self._take(count)
 
 
 def _slots(unit: TensorCoreUnit, spans: Sequence[Span], k: int, length: int) -> Tensor:

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 jit: Callable[[Callable[..., Any]], Any] = triton.jit
-kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["M", "N"])
+kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["M", "N", "size", "count"])
 
 
 @jit
@@ -170,3 +170,15 @@ def promote_kernel(  # type: ignore[no-untyped-def]
     else:
         x = x * of_row
     tl.store(place, tl.fma(x, of_column, z), mask=inside)
+
+
+@kernel
+def add_kernel(total, chains, size, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Add ``chains`` [count, size] to ``total`` [size], one by one."""
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = at < size
+    result = tl.load(total + at, mask=inside, other=0.0)
+    for _ in range(count):
+        result += tl.load(chains + at, mask=inside, other=0.0)
+        chains += size
+    tl.store(total + at, result, mask=inside)

@@ -59,6 +59,14 @@ def test_chains_under_the_interpreter(
     assert run(chains.differing, unit, dtypes, m, n, spans, seed, spread) == 0
 
 
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(groups=st.lists(st.integers(1, 5), min_size=1, max_size=5), data=st.data(), seed=st.integers(0, 2**16))
+def test_sums_of_runs_of_chains(run: Run, groups: list[int], data: st.DataObject, seed: int) -> None:
+    cuts = sorted(data.draw(st.sets(st.integers(1, sum(groups)), max_size=4)) | {sum(groups)})
+    counts = [stop - start for start, stop in zip([0, *cuts[:-1]], cuts, strict=True)]
+    assert run(chains.differing_sums, groups, counts, seed) == 0
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("unit", [unit.name for unit in STEPPING])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2)])

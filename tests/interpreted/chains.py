@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fp8ref.emulation.chain import tiles
-from fp8ref.emulation.compiled_cuda import CompiledCuda
+from fp8ref.emulation.compiled_cuda import CompiledCuda, CudaChains
 from fp8ref.emulation.decode import Span
 from fp8ref.emulation.formats import FORMATS
 from fp8ref.emulation.specials import finite_part
@@ -41,3 +41,18 @@ def differing(
         for index, chain in enumerate(tile.chains()):
             theirs[index, tile.rows, tile.columns] = chain
     return int((mine.view(torch.int32) != theirs.view(torch.int32)).sum())
+
+
+def differing_sums(groups: list[int], counts: list[int], seed: int) -> int:
+    """Count the bits in which sums of runs of chains differ from sums taken one by one."""
+    g = torch.Generator().manual_seed(seed)
+    results = [torch.randn(size, 3, 5, generator=g) * torch.rand(1, generator=g) ** 20 for size in groups]
+    every = torch.cat(results)
+    chains, start, found = CudaChains(iter(results)), 0, 0
+    for count in counts:
+        wanted = torch.zeros(3, 5)
+        for chain in every[start : start + count]:
+            wanted = wanted + chain
+        start += count
+        found += int((chains.add_up(count).view(torch.int32) != wanted.view(torch.int32)).sum())
+    return found
