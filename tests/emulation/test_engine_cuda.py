@@ -32,7 +32,7 @@ def run() -> Iterator[Run]:
         yield call
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(
     unit=st.one_of(st.sampled_from(STEPPING), own_units().filter(lambda unit: unit.products_per_step is not None)),
     dtypes=st.sampled_from([(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)]),
