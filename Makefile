@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses logical --maxprocesses 8 --dist worksteal
 
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint format types wheel pins slow gpu fuzz docs clean
+.PHONY: help setup demo notebooks test check lint format types wheel pins slow gpu fuzz docs clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ setup: .venv/.installed ## Create .venv and install the pinned packages, when so
 
 demo: setup ## Report what FP8 does to the embedded language model: a table, report.png and report.json
 	OMP_WAIT_POLICY=passive $(BIN)/fp8ref report --plot report.png --json report.json
+
+notebooks: setup ## Execute every notebook afresh; fails on an error, and on a number of the text that the run does not give
+	$(BIN)/python scripts/notebooks.py
 
 test: check ## The static checks and the fast suite
 	$(PYTEST) $(PARALLEL) -m 'not slow and not gpu'

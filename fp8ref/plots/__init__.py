@@ -14,10 +14,12 @@ from fp8ref.plots.layers import draw_intervals, draw_layers
 from fp8ref.plots.series import draw_bars, draw_series
 from fp8ref.plots.step import Step, Term, draw_step, explain_step
 from fp8ref.plots.style import PAGE_WIDTH, line_style, use_style
+from fp8ref.plots.table import Table
 
 __all__ = [
     "PAGE_WIDTH",
     "Step",
+    "Table",
     "Term",
     "draw_bars",
     "draw_intervals",
