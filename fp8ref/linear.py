@@ -32,8 +32,8 @@ class Fp8Linear(PackedModule):
 
     **State.** ``state_dict()`` holds ``weight`` (FP8 [N, K]), ``weight_scale`` (fp32, in the shape that
     :func:`fp8ref.quantize` gives it), ``input_scale`` (fp32 [], static recipes), and ``bias`` and ``kept_weight`` where
-    there are such. ``load_state_dict`` takes exactly these; wrong dtypes or shapes, NaN codes and scales that are not
-    finite and above zero are errors, and this layer then stays as it was. The recipe is not in it.
+    there are such. ``load_state_dict`` takes exactly these, all or none; wrong dtypes or shapes, NaN codes and scales
+    that are not finite and above zero are errors, and this layer then stays as it was. The recipe is not in it.
 
     **Dtypes.** ``.to(dtype)``, ``.half()`` and the like change the bias and a kept weight; codes and scales keep their
     dtypes, devices they follow. Copies, pickles, ``torch.compile(fullgraph=True)``, ``torch.export`` and CUDA graphs
@@ -190,7 +190,7 @@ class Fp8Linear(PackedModule):
             codes, scale = self._codes, self._scale
             if kept is not None:
                 r = self.recipe
-                codes, scale = pack_operator(kept, r.weight_scaling, r.weight_dtype, r.scale_format)
+                codes, scale = pack_operator(kept.detach(), r.weight_scaling, r.weight_dtype, r.scale_format)
             return self._operate(x, codes, scale)
         if kept is not None:
             self._refresh()

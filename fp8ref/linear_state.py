@@ -118,8 +118,14 @@ class PackedModule(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what only holds for this copy: the packed weight's address, the kept weight's version."""
-        return {**self.__dict__, "_packed": None, "_made_of": None}
+        """Leave out what holds for this copy alone; show codes as integers, since torch pickles no FP8 tensors."""
+        buffers = {**self._buffers, "_codes": self._codes.view(torch.uint8)}
+        return {**self.__dict__, "_buffers": buffers, "_packed": None, "_made_of": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state of :meth:`__getstate__`."""
+        super().__setstate__(state)
+        self._codes = self._codes.view(self.recipe.weight_dtype)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self._refresh()
@@ -140,15 +146,19 @@ class PackedModule(nn.Module):
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         wanted = {"weight", "weight_scale"}
         wanted |= {name for name in ("input_scale", "bias", "kept_weight") if getattr(self, name) is not None}
-        if strict:
-            missing = sorted(wanted - own.keys())
+        missing = sorted(wanted - own.keys())
+        if missing == sorted(wanted):
             missing_keys += [prefix + name for name in missing]
+        elif missing:
+            # Also where strict is False, which torch does not tell: half a layer is never what was meant.
+            error_msgs.append(f"{prefix}{missing[0]}: missing; a layer is loaded whole")
+        if strict:
             unexpected_keys += [prefix + name for name in own if name not in wanted]
-            if missing:
-                return
-        given = {name: own[name] for name in wanted if name in own}
+        if missing:
+            return
+        given = {name: own[name] for name in wanted}
         packed, errors = self._checked(given)
-        if errors:
+        if packed is None or errors:
             error_msgs += [f"{prefix}{error}" for error in errors]
         else:
             self._take(packed, given, assign=bool(local_metadata.get("assign_to_params_buffers", False)))
@@ -163,19 +173,15 @@ class PackedModule(nn.Module):
                 given["input_scale"], self.recipe, check_tensor(given["input_scale"], "input_scale").device
             ),
         }
-        for name, check in checks.items():
-            if name in given:
-                try:
-                    check()
-                except (TypeError, ValueError) as error:
-                    errors.append(str(error))
-        if ("weight" in given) != ("weight_scale" in given):
-            errors.append("weight: codes and scales belong together; give weight and weight_scale, or neither")
-        elif "weight" in given:
+        for name in checks.keys() & given.keys():
             try:
-                packed = self._pack(given["weight"], given["weight_scale"])
+                checks[name]()
             except (TypeError, ValueError) as error:
                 errors.append(str(error))
+        try:
+            packed = self._pack(given["weight"], given["weight_scale"])
+        except (TypeError, ValueError) as error:
+            errors.append(str(error))
         return packed, errors
 
     def _pack(self, codes: object, scale: object) -> PackedWeight:
@@ -200,12 +206,11 @@ class PackedModule(nn.Module):
             raise ValueError("weight: it holds codes of NaN or Inf")
         return pack_weight(codes, kind, scale.to(codes.device))
 
-    def _take(self, packed: PackedWeight | None, given: Mapping[str, Tensor], *, assign: bool) -> None:
+    def _take(self, packed: PackedWeight, given: Mapping[str, Tensor], *, assign: bool) -> None:
         """Take over checked tensors: in place, as torch does, where there is memory and no ``assign``."""
         with torch.no_grad():
-            if packed is not None:
-                for name, tensor in (("_codes", packed.codes), ("_scale", packed.scale)):
-                    self._put(name, tensor, assign=assign)
+            self._put("_codes", packed.codes, assign=assign)
+            self._put("_scale", packed.scale, assign=assign)
             if "input_scale" in given:
                 self._put("input_scale", given["input_scale"].reshape(()), assign=assign)
             for name in ("bias", "kept_weight"):
