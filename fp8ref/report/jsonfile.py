@@ -75,6 +75,8 @@ def _definition(recipe: Recipe) -> dict[str, Any]:
         "unit": recipe.unit_name,
         "activation_dtype": str(recipe.activation_dtype).removeprefix("torch."),
         "weight_dtype": str(recipe.weight_dtype).removeprefix("torch."),
+        "scale_format": recipe.scale_format,
+        "activation_bound": recipe.activation_bound,
     }
 
 

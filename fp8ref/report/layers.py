@@ -11,7 +11,7 @@ from torch import nn
 
 from fp8ref.emulation.formats import format_of
 from fp8ref.emulation.matmul import emulate_matmul
-from fp8ref.emulation.quantize import ScaledTensor, quantize
+from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat, quantize
 from fp8ref.emulation.scales import Scaling
 from fp8ref.report.errors import ReportError
 from fp8ref.report.recipes import Recipe
@@ -29,19 +29,27 @@ class QuantisedWeight:
     counts: OperandCounts
 
 
-def quantise_and_count(x: torch.Tensor, dtype: torch.dtype, scaling: Scaling) -> tuple[ScaledTensor, OperandCounts]:
+def quantise_and_count(
+    x: torch.Tensor,
+    dtype: torch.dtype,
+    scaling: Scaling,
+    scale_format: ScaleFormat = "float32",
+    absmax_bound: float | None = None,
+) -> tuple[ScaledTensor, OperandCounts]:
     """Quantise a matrix with dynamic scales and count its saturated and flushed values.
 
     Args:
         x: fp32 [rows, K].
         dtype: an FP8 dtype.
-        scaling: ``scaling=`` of :func:`fp8ref.quantize`.
+        scaling: ``scaling=`` of :func:`fp8ref.quantize`, and so are the two that follow.
+        scale_format: see there.
+        absmax_bound: see there.
 
     >>> _, counts = quantise_and_count(torch.tensor([[448.0, 0.0, 1e-4]]), torch.float8_e4m3fn, "row")
     >>> counts
     OperandCounts(values=3, at_max=1, flushed=1)
     """
-    scaled = quantize(x, dtype, scaling=scaling)
+    scaled = quantize(x, dtype, scaling=scaling, scale_format=scale_format, absmax_bound=absmax_bound)
     magnitude = scaled.data.view(torch.uint8) & 0x7F
     at_max = int((magnitude == format_of(dtype).max_code).sum())
     flushed = int(((magnitude == 0) & (x != 0)).sum())
@@ -125,7 +133,9 @@ class OracleLinear:
         """Return fp32 [..., N] for fp32 x [..., K]."""
         recipe = self.recipe
         rows = x.reshape(-1, self.linear.in_features)
-        a, counts = quantise_and_count(rows, recipe.activation_dtype, recipe.activation_scaling)
+        a, counts = quantise_and_count(
+            rows, recipe.activation_dtype, recipe.activation_scaling, recipe.scale_format, recipe.activation_bound
+        )
         b = self.weight.scaled.t()
         exact = emulate_matmul(a, b, out_dtype=torch.float32, unit="exact")
         output = exact

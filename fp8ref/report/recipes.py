@@ -3,41 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
-import torch
-
-from fp8ref.emulation.scales import Scaling
 from fp8ref.emulation.units import TensorCoreUnit
+from fp8ref.recipes import Recipe as LayerRecipe
 from fp8ref.report.errors import ReportError
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """One way to compute ``x @ weight.t()`` in FP8.
+@dataclass(frozen=True, kw_only=True)
+class Recipe(LayerRecipe):
+    """A layer's recipe with a name, and the unit that is to compute it: what the report compares.
 
     Scales are dynamic: taken from the values at hand, those of x anew for every call.
 
     Attributes:
         name: what ``--recipe`` takes and the tables show.
-        activation_scaling: ``scaling=`` of :func:`fp8ref.quantize` for x [tokens, K].
-        weight_scaling: the same for the weight [N, K]; ``"row"`` is one scale per output channel.
-        use_fast_accum: one accumulator chain over all of K instead of a promotion to fp32 every 128 (block scales
-            always promote, so there it must be False).
         unit: the tensor-core unit that adds the products.
-        activation_dtype, weight_dtype: the two FP8 formats.
 
     >>> RECIPES["row-fast-sm90"].weight_scaling, RECIPES["row-fast-sm90"].use_fast_accum
     ('row', True)
     """
 
     name: str
-    activation_scaling: Scaling
-    weight_scaling: Scaling
-    use_fast_accum: bool
     unit: str | TensorCoreUnit
-    activation_dtype: torch.dtype = torch.float8_e4m3fn
-    weight_dtype: torch.dtype = torch.float8_e4m3fn
+
+    def __post_init__(self) -> None:
+        """Check what a layer's recipe checks, and that no calibration is asked for."""
+        super().__post_init__()
+        if not self.dynamic:
+            raise ReportError(f"recipe {self.name}: it is static, and the report has no calibration; give dynamic=True")
 
     @property
     def unit_name(self) -> str:
@@ -52,20 +46,30 @@ class Recipe:
     @property
     def operands(self) -> tuple[object, ...]:
         """What decides the quantised operands: recipes that agree in it differ in accumulation alone."""
-        return (self.activation_scaling, self.weight_scaling, self.activation_dtype, self.weight_dtype)
+        return (
+            self.activation_scaling,
+            self.weight_scaling,
+            self.activation_dtype,
+            self.weight_dtype,
+            self.scale_format,
+            self.activation_bound,
+        )
 
 
 def _table() -> Iterable[Recipe]:
     """The known recipes, those with the same operands next to each other."""
-    scalings: tuple[Scaling, ...] = ("tensor", "row")
-    for scaling in scalings:
+    for name, recipe in (("tensor", LayerRecipe("tensor", "tensor")), ("row", LayerRecipe("row", "row"))):
         for unit in ("sm90", "sm89"):
-            for mode in ("fast", "accurate"):
-                yield Recipe(f"{scaling}-{mode}-{unit}", scaling, scaling, mode == "fast", unit)
-        yield Recipe(f"{scaling}-exact", scaling, scaling, False, "exact")
-    for unit in ("sm90", "sm89"):
-        yield Recipe(f"block-{unit}", "1x128", "128x128", False, unit)
-    yield Recipe("block-exact", "1x128", "128x128", False, "exact")
+            yield _computed_by(f"{name}-fast-{unit}", replace(recipe, use_fast_accum=True), unit)
+            yield _computed_by(f"{name}-accurate-{unit}", recipe, unit)
+        yield _computed_by(f"{name}-exact", recipe, "exact")
+    for unit in ("sm90", "sm89", "exact"):
+        yield _computed_by(f"block-{unit}", LayerRecipe("128x128", "1x128"), unit)
+
+
+def _computed_by(name: str, recipe: LayerRecipe, unit: str) -> Recipe:
+    """The report's recipe of a layer's recipe."""
+    return Recipe(name=name, unit=unit, **{field.name: getattr(recipe, field.name) for field in fields(recipe)})
 
 
 RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in _table()}

@@ -169,7 +169,9 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 def _quantise_weights(linears: dict[str, nn.Linear], recipe: Recipe) -> dict[str, QuantisedWeight]:
     """Every layer's weight [N, K] under the recipe's weight scaling."""
     return {
-        name: QuantisedWeight(*quantise_and_count(linear.weight.detach(), recipe.weight_dtype, recipe.weight_scaling))
+        name: QuantisedWeight(
+            *quantise_and_count(linear.weight.detach(), recipe.weight_dtype, recipe.weight_scaling, recipe.scale_format)
+        )
         for name, linear in linears.items()
     }
 
@@ -188,9 +190,9 @@ def _run_recipes(
     weights: dict[str, QuantisedWeight] = {}
     previous: tuple[object, ...] = ()
     for recipe in recipes:
-        if previous != (recipe.weight_scaling, recipe.weight_dtype):
+        if previous != (recipe.weight_scaling, recipe.weight_dtype, recipe.scale_format):
             weights = _quantise_weights(linears, recipe)
-            previous = (recipe.weight_scaling, recipe.weight_dtype)
+            previous = (recipe.weight_scaling, recipe.weight_dtype, recipe.scale_format)
         results.append(_run_recipe(model, windows, recipe, linears, weights, progress))
     return results
 

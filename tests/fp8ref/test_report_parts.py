@@ -128,6 +128,8 @@ def test_json_has_every_figure_and_null_for_the_infinite() -> None:
         "unit": "sm90",
         "activation_dtype": "float8_e4m3fn",
         "weight_dtype": "float8_e4m3fn",
+        "scale_format": "float32",
+        "activation_bound": None,
     }
     layer = report.recipes[0].layers[1]
     assert hopper["layers"][1]["snr_db"] == {
