@@ -117,17 +117,17 @@ class MatmulCase:
     def call(self, kernel: Kernel, device: torch.device | str = "cpu", **more: Any) -> Tensor:
         """Run a kernel on freshly made tensors: ``kernel(a, b, scale_a, scale_b, **options, **more)``."""
         made = self.operands(device)
-        return kernel(made.a, made.b, made.scale_a, made.scale_b, **self.options(made), **more)
+        return kernel(made.a, made.b, made.scale_a, made.scale_b, **{**self.options(made), **more})
 
     def expected(self) -> Tensor:
-        """The oracle's result, on the CPU."""
-        return self.call(emulate_matmul, unit=self.unit)
+        """The oracle's result, on the CPU; it is always told the kinds of scales."""
+        return self.call(emulate_matmul, unit=self.unit, scaling=self.scaling)
 
     def snippet(self, check: str = "assert_bits_equal(case.call(kernel), case.expected())") -> str:
         """Python that repeats the case on a function named ``kernel``."""
-        names = "Fill, MatmulCase, assert_bits_equal, assert_within_bound"
-        used = ", ".join(name for name in names.split(", ") if name in f"Fill MatmulCase {check}")
-        unit = "" if isinstance(self.unit, str) else "from fp8ref import TensorCoreUnit\n"
+        names = ("assert_bits_equal", "assert_within_bound", "check_matmul")
+        used = ", ".join(["Fill", "MatmulCase", *(name for name in names if name in check)])
+        unit = "from fp8ref import TensorCoreUnit\n" if "TensorCoreUnit(" in f"{self!r}{check}" else ""
         return f"import torch\n{unit}from fp8ref.testing import {used}\n\ncase = {self!r}\n{check}"
 
     def __repr__(self) -> str:

@@ -146,7 +146,7 @@ def describe_element(x: Tensor, fmt: FloatFormat) -> str:
 
 
 def _farthest(found: Differences) -> str:
-    keys = [_place(bits_of(x), found.format) for x in (found.actual, found.expected)]
+    keys = [place_of(bits_of(x), found.format) for x in (found.actual, found.expected)]
     # Distances of fp64 may not fit into int64: fp64 finds the largest, Python's integers say what it is.
     far = (keys[0].double() - keys[1].double()).abs().masked_fill(~found.values, -1.0).flatten().argmax()
     distance = abs(int(keys[0].flatten()[far]) - int(keys[1].flatten()[far]))
@@ -154,7 +154,7 @@ def _farthest(found: Differences) -> str:
     return f"largest distance: {_counted(distance, 'unit', 'units')} in the last place at {_at(found, index)}"
 
 
-def _place(bits: Tensor, fmt: FloatFormat) -> Tensor:
+def place_of(bits: Tensor, fmt: FloatFormat) -> Tensor:
     """Consecutive integers for consecutive numbers of the format; both zeros are 0."""
     magnitude = bits & fmt.magnitude
     return torch.where(bits == magnitude, magnitude, -magnitude)

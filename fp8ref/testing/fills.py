@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -45,7 +47,8 @@ def boundary_codes(fmt: FloatFormat) -> list[int]:
     return finite + [code | fmt.sign for code in finite]
 
 
-def named_palette(name: str, fmt: FloatFormat) -> list[int]:
+@lru_cache
+def named_palette(name: str, fmt: FloatFormat) -> tuple[int, ...]:
     """The codes that a name stands for.
 
     ``finite``, ``every`` (NaN and Inf too), ``edges`` (:func:`boundary_codes`), ``powers`` (of two), ``subnormal`` (and
@@ -56,18 +59,18 @@ def named_palette(name: str, fmt: FloatFormat) -> list[int]:
 
     >>> from fp8ref.testing.floats import FLOATS
     >>> named_palette("integers 1", FLOATS[torch.float8_e5m2])
-    [0, 60, 188]
+    (0, 60, 188)
     """
     kind, _, number = name.partition(" ")
     if kind == "integers" and number.isdigit():
-        return integer_codes(fmt, int(number))
+        return tuple(integer_codes(fmt, int(number)))
     if kind == "edges":
-        return boundary_codes(fmt)
+        return tuple(boundary_codes(fmt))
     if fmt.width == 8:
         finite = [code for code in range(256) if fmt.is_finite(code)]
         exponents = {code: (code & ~fmt.sign) >> fmt.fraction_bits for code in finite}
         if kind == "near" and number.isdigit():
-            return [code for code in finite if abs(exponents[code] - int(number)) <= 1]
+            return tuple(code for code in finite if abs(exponents[code] - int(number)) <= 1)
         found = {
             "finite": finite,
             "every": list(range(256)),
@@ -75,19 +78,21 @@ def named_palette(name: str, fmt: FloatFormat) -> list[int]:
             "subnormal": [code for code in finite if exponents[code] <= 1],
         }
         if name in found:
-            return found[name]
+            return tuple(found[name])
     raise ValueError(
         f"palette: got {name!r} for {fmt.name}; give codes, 'edges', 'integers L', or for FP8 'finite', 'every', "
         "'powers', 'subnormal' or 'near E'"
     )
 
 
-def arranged(palette: list[int], zeros: float, seed: int, rows: int, columns: int, sign: int = 0x80) -> Tensor:
+def arranged(palette: Sequence[int], zeros: float, seed: int, rows: int, columns: int, sign: int = 0x80) -> Tensor:
     """An int64 [rows, columns] of codes from the palette, a share of them replaced by zeros of either sign.
 
     >>> arranged([0x38], 0.0, 0, 1, 2)
     tensor([[56, 56]])
     """
+    if len(palette) == 1 and not zeros:
+        return torch.full((rows, columns), palette[0])
     generator = torch.Generator().manual_seed(seed)
     choice = torch.randint(len(palette), (rows, columns), generator=generator)
     codes = torch.tensor(palette, dtype=torch.int64)[choice]
@@ -127,8 +132,9 @@ class Fill:
 
     def __post_init__(self) -> None:
         """Refuse what makes no tensor."""
-        codes = self.codes()
-        if not codes or any(not 0 <= code < 2 * self.format.sign for code in [*codes, *(c for _, c in self.at)]):
+        top = 2 * self.format.sign
+        given = () if isinstance(self.palette, str) else self.palette
+        if not self.codes() or any(not 0 <= code < top for code in [*given, *(code for _, code in self.at)]):
             raise ValueError(f"palette, at: got {self.palette!r}, {self.at!r}; give codes of {self.format.width} bits")
         if self.layout not in LAYOUTS:
             raise ValueError(f"layout: got {self.layout!r}; give one of {list(LAYOUTS)}")
@@ -138,9 +144,9 @@ class Fill:
         """Where the bits lie."""
         return FLOATS[self.dtype] if self.dtype in FLOATS else float_of(self.dtype, "dtype")
 
-    def codes(self) -> list[int]:
+    def codes(self) -> tuple[int, ...]:
         """The palette as bit patterns."""
-        return named_palette(self.palette, self.format) if isinstance(self.palette, str) else list(self.palette)
+        return named_palette(self.palette, self.format) if isinstance(self.palette, str) else self.palette
 
     def tensor(self, *shape: int, device: torch.device | str = "cpu") -> Tensor:
         """Make the tensor; it lies between guard bands of NaN, which also fill the gaps of its layout."""

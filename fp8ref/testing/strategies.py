@@ -7,6 +7,7 @@ of a few codes and a seed that arranges them: quick to make, and what shrinks is
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from hypothesis import note
@@ -17,7 +18,7 @@ from fp8ref.emulation.formats import format_of
 from fp8ref.emulation.scales import Scaling, check_scaling, scale_shape
 from fp8ref.emulation.units import UNITS, TensorCoreUnit
 from fp8ref.testing.cases import MatmulCase
-from fp8ref.testing.fills import Fill, boundary_codes, integer_codes
+from fp8ref.testing.fills import Fill, boundary_codes, integer_codes, named_palette
 from fp8ref.testing.floats import FLOATS, FloatFormat, float_of
 from fp8ref.testing.supports import Supports
 
@@ -29,9 +30,11 @@ EXACT_BITS = 14
 """Significant bits that exact-integer data may need: as many as the narrowest known accumulator keeps."""
 
 _ANY = Supports()
+_SEEDS = st.integers(0, 2**32 - 1)
 _SPREAD = 6  # binades around one that "moderate" numbers lie in
 
 
+@lru_cache
 def moderate_bits(fmt: FloatFormat) -> st.SearchStrategy[int]:
     """Bit patterns of both signs within 2^6 of one."""
     spread = min(_SPREAD << fmt.fraction_bits, fmt.one)
@@ -39,6 +42,7 @@ def moderate_bits(fmt: FloatFormat) -> st.SearchStrategy[int]:
     return st.builds(lambda bits, sign: bits | sign, within, st.sampled_from((0, fmt.sign)))
 
 
+@lru_cache
 def wild_bits(fmt: FloatFormat, *, specials: bool = True) -> st.SearchStrategy[int]:
     """Bit patterns of every kind: moderate, edges, and with ``specials`` NaN, Inf and any bits at all."""
     finite = [moderate_bits(fmt), st.sampled_from(boundary_codes(fmt))]
@@ -48,16 +52,19 @@ def wild_bits(fmt: FloatFormat, *, specials: bool = True) -> st.SearchStrategy[i
     return st.one_of(*finite, st.integers(0, 2 * fmt.sign - 1), st.sampled_from([*known, fmt.magnitude]))
 
 
-@st.composite
-def palettes(draw: st.DrawFn, fmt: FloatFormat) -> str | tuple[int, ...]:
+@lru_cache
+def palettes(fmt: FloatFormat) -> st.SearchStrategy[str | tuple[int, ...]]:
     """A few finite FP8 codes to fill an operand with, or the name of many."""
-    family = draw(st.sampled_from(("drawn", "finite", "edges", "near", "powers", "subnormal")))
-    if family == "drawn":
-        finite = [code for code in range(256) if fmt.is_finite(code)]
-        return tuple(draw(st.lists(st.sampled_from(finite), min_size=1, max_size=6)))
-    if family == "near":
-        return f"near {draw(st.integers(0, fmt.largest >> fmt.fraction_bits))}"
-    return family
+    drawn = st.lists(st.sampled_from(named_palette("finite", fmt)), min_size=1, max_size=6).map(tuple)
+    near = st.integers(0, fmt.largest >> fmt.fraction_bits).map(lambda field: f"near {field}")
+    return st.one_of(drawn, st.sampled_from(("finite", "edges", "powers", "subnormal")), near)
+
+
+@lru_cache
+def _specials_of(fmt: FloatFormat, size: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    codes = [code for code in range(256) if not fmt.is_finite(code)]
+    places = st.tuples(st.integers(0, size - 1), st.sampled_from(codes))
+    return st.lists(places, min_size=1, max_size=2)
 
 
 @st.composite
@@ -67,23 +74,17 @@ def fp8_fills(
     """How an FP8 [rows, columns] is filled; where specials are supported one in four holds a NaN or an Inf or two."""
     fmt = FLOATS[draw(st.sampled_from([one for pair in supports.dtypes for one in pair])) if dtype is None else dtype]
     at: list[tuple[int, int]] = []
-    if supports.specials and rows * columns and draw(st.integers(0, 3)) == 0:
-        special = [code for code in range(256) if not fmt.is_finite(code)]
-        places = st.tuples(st.integers(0, rows * columns - 1), st.sampled_from(special))
-        at = draw(st.lists(places, min_size=1, max_size=2))
+    if supports.specials and rows * columns and draw(st.integers(0, 3)) == 3:
+        at = draw(_specials_of(fmt, rows * columns))
     return Fill(
         fmt.dtype,
         draw(palettes(fmt)),
-        seed=draw(_seeds()),
+        seed=draw(_SEEDS),
         zeros=draw(st.sampled_from((0.0, 0.0, 0.5, 0.95))),
         at=tuple(at),
         layout=draw(st.sampled_from(supports.layouts)),
         offset=draw(st.integers(0, 17)) if supports.offsets else 0,
     )
-
-
-def _seeds() -> st.SearchStrategy[int]:
-    return st.integers(0, 2**32 - 1)
 
 
 @st.composite
@@ -114,19 +115,23 @@ def fp8_tensors(
     return fill.tensor(rows, columns)
 
 
-@st.composite
-def float_fills(draw: st.DrawFn, dtype: torch.dtype, *, specials: bool = True, few: int = 4) -> Fill:
+@lru_cache
+def float_fills(
+    dtype: torch.dtype, *, specials: bool = True, wild: bool = True, most: int = 4
+) -> st.SearchStrategy[Fill]:
     """How a vector or a tensor of scales is filled: a few drawn numbers, moderate or wild, arranged by a seed."""
     fmt = float_of(dtype, "dtype")
-    bits = draw(st.sampled_from((moderate_bits(fmt), wild_bits(fmt, specials=specials))))
-    return Fill(dtype, tuple(draw(st.lists(bits, min_size=1, max_size=few))), seed=draw(_seeds()))
+    kinds = [moderate_bits(fmt), *([wild_bits(fmt, specials=specials)] if wild else [])]
+    few = st.one_of(*(st.lists(bits, min_size=1, max_size=most).map(tuple) for bits in kinds))
+    return st.builds(Fill, st.just(dtype), few, seed=_SEEDS)
 
 
+@lru_cache
 def exact_scales() -> st.SearchStrategy[Fill]:
     """Scales of 1, 1/2 and 2."""
     one = FLOATS[torch.float32].one
     half, two = one - (1 << 23), one + (1 << 23)
-    return st.builds(Fill, st.just(torch.float32), st.sampled_from(((one,), (one, half, two))), seed=_seeds())
+    return st.builds(Fill, st.just(torch.float32), st.sampled_from(((one,), (one, half, two))), seed=_SEEDS)
 
 
 @st.composite
@@ -180,6 +185,7 @@ def units() -> st.SearchStrategy[TensorCoreUnit]:
     return st.one_of(named, named, own_units())
 
 
+@lru_cache
 def _sizes(edges: tuple[int, ...], low: int, high: int, multiple: int) -> st.SearchStrategy[int]:
     """Sizes at the edges, and any others, that are multiples between ``low`` and ``high``."""
     found = sorted({size for edge in edges if low <= (size := -(-edge // multiple) * multiple) <= high})
@@ -226,6 +232,7 @@ def matmul_cases(
     *,
     exact: bool = False,
     unit: str | TensorCoreUnit | st.SearchStrategy[TensorCoreUnit] = "sm90",
+    shape: tuple[int, int, int] | None = None,
 ) -> MatmulCase:
     """A :class:`fp8ref.testing.MatmulCase`: everything that ``emulate_matmul`` takes.
 
@@ -236,6 +243,7 @@ def matmul_cases(
             is exact in an accumulator of 14 bits, whatever the order: all correct kernels that start from +0 and round
             once to the output agree on every bit.
         unit: what ``case.expected()`` computes with; or a strategy of units.
+        shape: M, N and K; None draws them.
 
     >>> from hypothesis import given
     >>> @given(matmul_cases(exact=True))
@@ -244,7 +252,7 @@ def matmul_cases(
     >>> import fp8ref
     >>> check()
     """
-    m, n, k = draw(shapes(supports))
+    m, n, k = draw(shapes(supports)) if shape is None else shape
     pair = draw(st.sampled_from(supports.scalings))
     dtype_a, dtype_b = draw(st.sampled_from(supports.dtypes))
     bias_dtype = draw(st.sampled_from(supports.bias_dtypes))
@@ -265,7 +273,8 @@ def matmul_cases(
         split_k=draw(st.sampled_from(supports.split_k)),
         unit=draw(unit) if isinstance(unit, st.SearchStrategy) else unit,
     )
-    # Without the kinds only where the shapes alone say the same, whatever the sizes.
-    if pair == ("tensor", "tensor") and case.m * case.n > 1 and draw(st.booleans()):
+    # Otherwise left out only where the shapes alone say the same, whatever the sizes.
+    open_shapes = pair != ("tensor", "tensor")
+    if not supports.says_scaling or not (open_shapes or draw(st.booleans())):
         case = replace(case, say_scaling=False)
     return draw(_exact_operands(case)) if exact else case

@@ -35,6 +35,7 @@ class Supports:
             of something larger. "expanded": one row, repeated with stride 0. All but "expanded" at any offset in
             their storage.
         offsets: whether operands may begin anywhere in their storage, not only at multiples of 16 bytes.
+        says_scaling: whether ``scaling`` is an argument; False: never given, the kernel has one kind or goes by shapes.
         specials: whether operands, scales and biases hold NaN and Inf.
         multiple_of: M, N and K are multiples of these.
         smallest: the smallest M, N and K.
@@ -55,6 +56,7 @@ class Supports:
     split_k: tuple[int, ...] = (1,)
     layouts: tuple[Layout, ...] = LAYOUTS
     offsets: bool = True
+    says_scaling: bool = True
     specials: bool = True
     multiple_of: _Sizes = (1, 1, 1)
     smallest: _Sizes = (1, 1, 1)
@@ -64,7 +66,7 @@ class Supports:
         """Check every field; round the sizes to the multiples."""
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in ("offsets", "specials") and (not isinstance(value, tuple) or not value):
+            if field.type != "bool" and (not isinstance(value, tuple) or not value):
                 raise TypeError(f"{field.name}: got {value!r}; give a tuple of at least one")
         self._check_choices()
         for name in ("multiple_of", "smallest", "largest"):
@@ -97,8 +99,10 @@ class Supports:
             for value in getattr(self, name):
                 if value not in known:
                     raise ValueError(f"{name}: got {value!r}; give some of {list(known)}")
-        for mode in (*self.use_fast_accum, self.offsets, self.specials):
-            check_bool(mode, "use_fast_accum, offsets, specials")
+        for name in ("offsets", "says_scaling", "specials"):
+            check_bool(getattr(self, name), name)
+        for mode in self.use_fast_accum:
+            check_bool(mode, "use_fast_accum")
         for parts in self.split_k:
             check_split_k(parts)
         if self.use_fast_accum == (True,) and any("1x128" in pair for pair in self.scalings):
