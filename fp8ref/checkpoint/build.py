@@ -19,7 +19,7 @@ def build_model(folder: Path) -> nn.Module:
     """
     try:
         import transformers
-        from accelerate import init_empty_weights  # type: ignore[import-untyped]
+        from accelerate import init_empty_weights
     except ModuleNotFoundError as error:
         raise ImportError(
             f"loading a checkpoint without model= needs {error.name}; run: pip install 'fp8ref[checkpoints]', or build "

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fp8ref.checkpoint.compressed import layer_tensors, quantization_config, unwritable
 from fp8ref.checkpoint.findings import CheckpointError
+from fp8ref.checkpoint.header import DTYPES
 from fp8ref.checkpoint.plan import named_tensors
 from fp8ref.checkpoint.writer import MAX_SHARD, ShardWriter, check_shard_size, check_target, replacing
 from fp8ref.linear import Fp8Linear
@@ -55,9 +56,11 @@ def save_checkpoint(
     config = _config(model, {*aliases})
     config["quantization_config"] = quantization_config(recipes, linears)
     plain = named_tensors(model, {id(module) for module in layers.values()})
-    for tensor, names in plain:
+    for tensor, names in [*plain, *((layer.weight, [f"{name}.weight"]) for name, layer in layers.items())]:
         if tensor.device.type == "meta":
             raise CheckpointError(f"model: {names[0]} is on the meta device and has no values; load it first")
+        if tensor.dtype not in DTYPES.values():
+            raise CheckpointError(f"model: {names[0]} is {tensor.dtype}, which is not written; convert it first")
     with replacing(folder) as temporary:
         writer = ShardWriter(temporary, max_shard_size)
         for name, module in layers.items():

@@ -1,0 +1,149 @@
+"""Checkpoints converted file by file: the same codes as from a model in memory, and everything else as it was."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import fp8ref
+from checkpoint_formats import INDEX, SINGLE, write_shards
+from tiny_models import save_llama
+
+IDS = torch.arange(5)[None]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of two blocks in two shards."""
+    folder = save_llama(tmp_path_factory.mktemp("source") / "llama")
+    tensors = load_file(folder / SINGLE)
+    (folder / SINGLE).unlink()
+    write_shards(folder, tensors)
+    return folder
+
+
+def in_memory(source: Path, recipe: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    for name, module in list(model.named_modules()):
+        if type(module) is nn.Linear and name != "lm_head":
+            parent, _, last = name.rpartition(".")
+            layer = fp8ref.Fp8Linear.from_linear(module, recipe, backend="emulate")
+            setattr(model.get_submodule(parent), last, layer)
+    return model
+
+
+@pytest.mark.parametrize("recipe", ["row", "tensor", "block"])
+def test_converted_file_by_file_or_in_memory(recipe: str, source: Path, tmp_path: Path) -> None:
+    done = fp8ref.convert_checkpoint(source, tmp_path / "fp8", recipe, max_shard_size=50_000)
+    model = in_memory(source, recipe)
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
+    before, after = model.state_dict(), loaded.state_dict()
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert torch.equal(after[name].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8)), name
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=IDS).logits, model(input_ids=IDS).logits)
+    shards = json.loads((tmp_path / "fp8" / INDEX).read_text())
+    assert len(set(shards["weight_map"].values())) > 2
+    # One tensor alone is above the limit of a shard, and then has it for itself.
+    assert all(
+        size <= 50_000 or len(tensors) == 1
+        for tensors in (load_file(path) for path in (tmp_path / "fp8").glob("*.safetensors"))
+        for size in [sum(t.numel() * t.element_size() for t in tensors.values())]
+    )
+    for name in ("tokenizer.json", "generation_config.json"):
+        assert (tmp_path / "fp8" / name).read_bytes() == (source / name).read_bytes()
+    kept = [layer for layer in done.layers if not layer.converted]
+    assert [(layer.name, layer.reason) for layer in kept] == [("lm_head", "skip 'lm_head'")]
+    assert len(done.layers) == 15
+    files = fp8ref.inspect_checkpoint(tmp_path / "fp8")
+    assert files.ok
+    assert done.bytes_after == files.contents.files.nbytes()
+    assert "14 of 15 linear layers in FP8" in str(done)
+    assert all(layer.name in str(done) for layer in done.layers)
+
+
+def test_patterns_of_skip(source: Path, tmp_path: Path) -> None:
+    done = fp8ref.convert_checkpoint(
+        source, tmp_path / "fp8", skip=["lm_head", "model.layers.1", "re:.*[.]0[.]self_attn", "*.0.mlp.d*"]
+    )
+    converted = [layer.name for layer in done.layers if layer.converted]
+    assert converted == ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+    config = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
+    assert sorted(config["ignore"]) == sorted(layer.name for layer in done.layers if not layer.converted)
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
+    assert [name for name, m in loaded.named_modules() if isinstance(m, fp8ref.Fp8Linear)] == converted
+
+
+def test_a_head_that_is_tied_stays(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=48, intermediate_size=136, num_hidden_layers=1, num_attention_heads=4,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
+    done = fp8ref.convert_checkpoint(tmp_path / "tied", tmp_path / "fp8", skip=[])
+    assert [(x.name, x.reason) for x in done.layers if not x.converted] == [("lm_head", "tied to an embedding")]
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+def test_a_row_of_zeros_has_a_defined_scale_unsloth_8008_ao_1912(source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "zeros")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    path = next(path for path in (tmp_path / "zeros").glob("*.safetensors") if name in load_file(path))
+    tensors = load_file(path)
+    tensors[name][3] = 0
+    save_file(tensors, path)
+    fp8ref.convert_checkpoint(tmp_path / "zeros", tmp_path / "fp8")
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
+    layer = loaded.model.layers[0].self_attn.q_proj
+    assert layer.weight_scale[3] == 1
+    assert torch.equal(layer.dequantized_weight()[3], torch.zeros(48))
+    with torch.no_grad():
+        assert bool(loaded(input_ids=IDS).logits.isfinite().all())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused(value: float, source: Path, tmp_path: Path) -> None:
+    shutil.copytree(source, tmp_path / "bad")
+    name = "model.layers.1.mlp.up_proj.weight"
+    path = next(path for path in (tmp_path / "bad").glob("*.safetensors") if name in load_file(path))
+    tensors = load_file(path)
+    tensors[name][2, 5] = value
+    save_file(tensors, path)
+    with pytest.raises(fp8ref.CheckpointError) as caught:
+        fp8ref.convert_checkpoint(tmp_path / "bad", tmp_path / "fp8")
+    assert f"{path.name}: {name}: has {value} at [2, 5]" in str(caught.value)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"]
+
+
+def test_what_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
+    converted = tmp_path / "fp8"
+    fp8ref.convert_checkpoint(source, converted)
+    calls: list[tuple[dict[str, Any], str]] = [
+        ({"recipe": "tensor-static"}, "recipe: got a static one"),
+        ({"recipe": "block-ue8m0"}, "recipe: scale_format: got ue8m0"),
+        ({"skip": ["lm_head", "no_such"]}, "skip: 'no_such' matches no linear layer"),
+        ({"skip": "lm_head"}, "skip: got 'lm_head'; give a list"),
+        ({"source": tmp_path / "absent"}, "no such folder"),
+        ({"source": converted}, "config.json: has a quantization_config: it is quantised already"),
+        ({"target": converted}, "is there already and not empty"),
+        ({"target": source, "overwrite": True}, "target: got the source"),
+        ({"max_shard_size": -1}, "max_shard_size: got -1"),
+    ]
+    for changes, words in calls:
+        arguments: dict[str, Any] = {"source": source, "target": tmp_path / "new", **changes}
+        with pytest.raises((TypeError, ValueError), match=words):
+            fp8ref.convert_checkpoint(**arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["fp8"]

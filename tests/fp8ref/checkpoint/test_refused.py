@@ -1,0 +1,74 @@
+"""Formats that are not read are refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from checkpoint_corruption import reconfigure, refused
+from checkpoint_formats import small_model, write_small
+from checkpoint_variants import VARIANTS
+
+UNKNOWN = ["gptq", "awq", "bitsandbytes", "mxfp4", "nvfp4", "torchao", "hqq", "eetq", "quanto", "something-new", None]
+
+
+@pytest.mark.parametrize("method", UNKNOWN)
+def test_unknown_formats_are_refused_by_name_mlx_lm_1865(method: str | None, tmp_path: Path) -> None:
+    write_small(tmp_path, "AutoFP8 dynamic")
+    reconfigure(tmp_path, quant_method=method)
+    refused(tmp_path, small_model(), "config.json", f"quant_method: got {method!r}")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_bits": 4, "type": "int"}, "got int4"),
+        ({"num_bits": 4}, "got float4"),
+        ({"type": "int"}, "got int8"),
+        ({"strategy": "group", "group_size": 128}, "strategy: got 'group'"),
+        ({"strategy": "tensor_group", "group_size": 16}, "strategy: got 'tensor_group'"),
+        ({"symmetric": False}, "symmetric: got False"),
+        ({"dynamic": True}, "dynamic: got True"),
+        ({"strategy": "block", "block_structure": [64, 64]}, "block_structure: got [64, 64]"),
+        ({"strategy": "block"}, "block_structure: got None"),
+    ],
+)
+def test_floats_read_as_int4_mlx_lm_1865(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    groups = json.loads(json.dumps(VARIANTS["compressed-tensors channel"].config["config_groups"]))
+    groups["group_0"]["weights"].update(change)
+    reconfigure(tmp_path, config_groups=groups)
+    refused(tmp_path, small_model(), "config.json", words)
+
+
+@pytest.mark.parametrize("name", ["pack-quantized", "int-quantized", "nvfp4-pack-quantized", "marlin-24", "dense"])
+def test_other_formats_of_compressed_tensors_are_refused_by_name(name: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    reconfigure(tmp_path, format=name)
+    refused(tmp_path, small_model(), "config.json", f"format: got {name!r}")
+
+
+@pytest.mark.parametrize("size", [[64, 64], [1, 128], [128], "128x128"])
+def test_other_block_sizes_are_refused(size: Any, tmp_path: Path) -> None:
+    write_small(tmp_path, "DeepSeek blocks")
+    reconfigure(tmp_path, weight_block_size=size)
+    refused(tmp_path, small_model(), f"weight_block_size: got {size!r}")
+
+
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_AWQ", "INT8_SQ", "MXFP8", None])
+def test_other_algorithms_of_modelopt_are_refused(algorithm: str | None, tmp_path: Path) -> None:
+    write_small(tmp_path, "ModelOpt per channel")
+    reconfigure(tmp_path, quant_algo=algorithm)
+    refused(tmp_path, small_model(), f"quant_algo: got {algorithm!r}")
+
+
+@pytest.mark.parametrize(("dtype", "qscheme"), [("int8", "per_tensor"), ("mx", "per_group"), ("fp8_e4m3", "per_group")])
+def test_other_schemes_of_quark_are_refused(dtype: str, qscheme: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "Quark")
+    config = json.loads(json.dumps(VARIANTS["Quark"].config["global_quant_config"]))
+    config["weight"].update(dtype=dtype, qscheme=qscheme)
+    reconfigure(tmp_path, global_quant_config=config)
+    refused(tmp_path, small_model(), "global_quant_config.weight", f"got {dtype if dtype != 'fp8_e4m3' else qscheme!r}")
