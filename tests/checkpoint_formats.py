@@ -118,7 +118,7 @@ def _quantise(written: Written, layer: str, weight: Tensor) -> None:
         static = 0.001 * (1 + len(layer) % 7)
         static = 0.0015 if layer.rpartition(".")[2] in ("q_proj", "k_proj", "v_proj") else static
         stored_input = torch.tensor(static).to(variant.scale_dtype).reshape([1] * (variant.scale_dims > 0))
-        written.tensors[f"{layer}.input_scale"] = stored_input
+        written.tensors[f"{layer}.{variant.input_scale}"] = stored_input
         written.inputs[layer] = stored_input.float().item()
 
 

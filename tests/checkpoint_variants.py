@@ -25,6 +25,7 @@ class Variant:
         power_of_two: whether they are powers of two.
         bound: of the activations' absmax.
         warns: whether loading warns.
+        input_scale: the name of static scales.
     """
 
     config: dict[str, Any]
@@ -37,6 +38,7 @@ class Variant:
     power_of_two: bool = False
     bound: float | None = None
     warns: bool = False
+    input_scale: str = "input_scale"
 
 
 def _compressed(weights: dict[str, Any], inputs: dict[str, Any] | None, **more: Any) -> dict[str, Any]:
@@ -130,6 +132,14 @@ VARIANTS: dict[str, Variant] = {
     "DeepSeek blocks e8m0": Variant(
         {**_DEEPSEEK, "scale_fmt": "ue8m0"}, "block", "group", scale="weight_scale_inv", power_of_two=True,
         scale_dtype=torch.float8_e8m0fnu,
+    ),
+    "FineGrainedFP8 static": Variant(
+        {"quant_method": "fp8", "activation_scheme": "static", "modules_to_not_convert": [HEAD]},
+        "tensor", "static", scale="weight_scale_inv", scale_dims=0, input_scale="activation_scale",
+    ),
+    "FineGrainedFP8 dynamic": Variant(
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": None, "ignored_layers": [HEAD]},
+        "tensor", "token", scale="weight_scale_inv", scale_dims=0,
     ),
     "ModelOpt": Variant(
         {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": [HEAD]}},

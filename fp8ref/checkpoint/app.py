@@ -11,6 +11,7 @@ import typer
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fp8ref.checkpoint.contents import Contents
 from fp8ref.checkpoint.findings import CheckpointError
@@ -57,7 +58,7 @@ def print_inspection(result: Inspection, console: Console) -> None:
     )
     if contents.layers:
         console.print(_layer_table(contents))
-    if contents.plain or contents.unused:
+    if contents.plain or contents.unused or contents.rejected:
         console.print(_tensor_table(contents))
     for finding in result.findings:
         console.print(f"{finding.level}: {finding}", style=_STYLES[finding.level], highlight=False, markup=False)
@@ -77,7 +78,8 @@ def _layer_table(contents: Contents) -> Table:
     table = _table(f"FP8 layers ({len(contents.layers)})", "layer", "[N, K]", "weight scales", "activations", "file")
     for layer in contents.layers.values():
         shape = str(list(layer.weight.shape))
-        table.add_row(layer.name, shape, describe_scales(layer), describe_activations(layer), layer.weight.file)
+        cells = (layer.name, shape, describe_scales(layer), describe_activations(layer), layer.weight.file)
+        table.add_row(*map(Text, cells))
     return table
 
 
@@ -85,9 +87,10 @@ def _tensor_table(contents: Contents) -> Table:
     """One row for each other tensor."""
     rows = [(info, "loaded as it is") for info in contents.plain.values()]
     rows += [(info, "not used") for info in contents.unused.values()]
+    rows += [(info, "wrong, see below") for info in contents.rejected.values()]
     table = _table(f"Other tensors ({len(rows)})", "tensor", "shape", "dtype", "what becomes of it", "file")
     for info, fate in rows:
-        table.add_row(info.name, str(list(info.shape)), info.dtype, fate, info.file)
+        table.add_row(*map(Text, (info.name, str(list(info.shape)), info.dtype, fate, info.file)))
     return table
 
 

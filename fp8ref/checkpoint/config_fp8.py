@@ -1,9 +1,12 @@
-"""The configs of AutoFP8, of DeepSeek-style blocks (both call themselves ``fp8``) and of FBGEMM."""
+"""The configs of AutoFP8, DeepSeek-style blocks and FineGrainedFP8 (all three say ``fp8``), and of FBGEMM."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from fp8ref.checkpoint.findings import Broken
 from fp8ref.checkpoint.scheme import Activation, Declared, LayerScheme, Rule, check_patterns, one_of
@@ -11,36 +14,44 @@ from fp8ref.checkpoint.scheme import Activation, Declared, LayerScheme, Rule, ch
 BLOCK_SIZE = [128, 128]
 
 
-def parse_fp8(section: dict[str, Any], file: str, *, blocks: bool) -> Declared:
+def parse_fp8(section: dict[str, Any], file: str, *, inverse: bool, grid: bool) -> Declared:
     """``quant_method: fp8``.
 
     Args:
         section: the config's ``quantization_config``.
         file: where it is.
-        blocks: whether the checkpoint has scales named ``weight_scale_inv``, which decides where the config is silent.
+        inverse: whether the checkpoint has scales named ``weight_scale_inv``, which decides where the config is silent.
+        grid: whether one of these has two dimensions, as those of blocks have.
 
     Raises:
         Broken: something in it is not read, or contradicts the tensors.
     """
     one_of(section, "fmt", (None, "e4m3", "float8_e4m3fn"), file)
     size = section.get("weight_block_size")
-    if size is None and not blocks:
-        return _auto_fp8(section, file)
+    if size is None and not grid:
+        return _one_scale(section, file, inverse=inverse)
     if size not in (None, BLOCK_SIZE):
         raise Broken.at(file, f"weight_block_size: got {size!r}; {BLOCK_SIZE} is read, the hardware path's only one")
     one_of(section, "activation_scheme", ("dynamic",), file, why=" beside block scales")
     ue8m0 = one_of(section, "scale_fmt", (None, "float", "float32", "ue8m0"), file) == "ue8m0"
     said = f"weight_block_size {size}" if size else "activation_scheme 'dynamic' beside weight_scale_inv"
     scheme = LayerScheme(("block",), "group", said, ue8m0=ue8m0)
-    return _declared("DeepSeek blocks", section, file, scheme)
+    return _declared("DeepSeek blocks", section, file, scheme, scale_name="weight_scale_inv")
 
 
-def _auto_fp8(section: dict[str, Any], file: str) -> Declared:
-    """One scale for each weight (or each of its rows), activations static or dynamic."""
+def _one_scale(section: dict[str, Any], file: str, *, inverse: bool) -> Declared:
+    """One scale for each weight (AutoFP8: or each of its rows), activations static or dynamic.
+
+    transformers' own FineGrainedFP8 without blocks calls the two scales otherwise; both multiply.
+    """
     given = one_of(section, "activation_scheme", ("static", "dynamic"), file)
     activation: Activation = "static" if given == "static" else "token"
     scheme = LayerScheme(("tensor", "channel"), activation, f"activation_scheme {given!r}")
-    return _declared("AutoFP8", section, file, scheme)
+    if not inverse:
+        return _declared("AutoFP8", section, file, scheme)
+    scheme = replace(scheme, weight=("tensor",))
+    names = {"scale_name": "weight_scale_inv", "input_name": "activation_scale"}
+    return _declared("FineGrainedFP8", section, file, scheme, **names)
 
 
 def parse_fbgemm(section: dict[str, Any], file: str) -> Declared:
@@ -50,14 +61,17 @@ def parse_fbgemm(section: dict[str, Any], file: str) -> Declared:
         Broken: ``activation_scale_ub`` is no positive number.
     """
     bound = section.get("activation_scale_ub")
-    if isinstance(bound, bool) or not isinstance(bound, int | float) or not (math.isfinite(bound) and bound > 0):
-        raise Broken.at(file, f"activation_scale_ub: got {bound!r}; a finite number above zero belongs")
+    number = float(bound) if isinstance(bound, int | float) and not isinstance(bound, bool) else math.nan
+    if not 0 < torch.tensor(number, dtype=torch.float32).item() < math.inf:
+        raise Broken.at(
+            file, f"activation_scale_ub: got {bound!r}; a number belongs that is finite and above 0 in fp32"
+        )
     said = f"quant_method 'fbgemm_fp8', activation_scale_ub {bound}"
-    scheme = LayerScheme(("channel",), "token", said, activation_bound=float(bound))
+    scheme = LayerScheme(("channel",), "token", said, activation_bound=number)
     return _declared("FBGEMM", section, file, scheme)
 
 
-def _declared(format_name: Any, section: dict[str, Any], file: str, scheme: LayerScheme) -> Declared:
+def _declared(format_name: Any, section: dict[str, Any], file: str, scheme: LayerScheme, **names: str) -> Declared:
     """The rest, which the three have in common."""
     keys = [key for key in ("ignored_layers", "modules_to_not_convert") if section.get(key) is not None]
     patterns = [check_patterns(section[key], file, key) for key in keys]
@@ -70,6 +84,7 @@ def _declared(format_name: Any, section: dict[str, Any], file: str, scheme: Laye
         bool(keys),
         "modules",
         _kv_cache(section, file),
+        **names,
     )
 
 

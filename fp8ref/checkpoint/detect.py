@@ -11,7 +11,7 @@ from fp8ref.checkpoint.files import CheckpointFiles
 from fp8ref.checkpoint.findings import Broken
 from fp8ref.checkpoint.scheme import Declared
 
-READ = ("compressed-tensors", "fp8 (AutoFP8, DeepSeek blocks)", "fbgemm_fp8", "modelopt", "quark")
+READ = ("compressed-tensors", "fp8 (AutoFP8, DeepSeek blocks, FineGrainedFP8)", "fbgemm_fp8", "modelopt", "quark")
 
 _OTHERS = {
     "aqlm": "AQLM's codebooks",
@@ -45,7 +45,8 @@ def detect(files: CheckpointFiles) -> Declared:
     if method == "compressed-tensors":
         return parse_compressed(section, file)
     if method == "fp8":
-        return parse_fp8(section, file, blocks=any(name.endswith(".weight_scale_inv") for name in files.tensors))
+        inverse = [info for name, info in files.tensors.items() if name.endswith(".weight_scale_inv")]
+        return parse_fp8(section, file, inverse=bool(inverse), grid=any(len(info.shape) > 1 for info in inverse))
     if method == "fbgemm_fp8":
         return parse_fbgemm(section, file)
     if method == "modelopt":

@@ -127,7 +127,7 @@ def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise Broken.at(path.name, f"cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Broken.at(path.name, f"is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise Broken.at(path.name, f"holds a JSON {type(content).__name__}, not an object")

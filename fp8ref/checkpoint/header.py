@@ -122,7 +122,7 @@ def _parse(text: bytes, name: str) -> list[tuple[str, object]]:
     """The entries of the header, in order, doubles included."""
     try:
         entries = json.loads(text.decode("utf-8"), object_pairs_hook=lambda pairs: pairs)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Broken.at(name, f"its header is not JSON ({error}); the file is damaged or no safetensors file") from None
     if not isinstance(entries, list) or not all(isinstance(entry, tuple) for entry in entries):
         raise Broken.at(name, "its header is not a JSON object; the file is damaged or no safetensors file")
@@ -147,8 +147,8 @@ def _info(key: str, entry: object, file: str) -> TensorInfo:
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:
-    """Whether this is a list of whole numbers from 0 up (JSON's true is none)."""
-    return isinstance(value, list) and all(type(number) is int and number >= 0 for number in value)
+    """Whether this is a list of whole numbers from 0 up that 64 bits hold (JSON's true is none)."""
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 1 << 63 for number in value)
 
 
 def _check_places(infos: dict[str, TensorInfo], size: int, file: str, *, whole: bool) -> list[Finding]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fp8ref.checkpoint.contents import Contents, Fp8Layer, read_contents
+from fp8ref.checkpoint.contents import Contents, read_contents
 from fp8ref.checkpoint.findings import Finding
+from fp8ref.checkpoint.fp8layer import Fp8Layer
 from fp8ref.checkpoint.progress import byte_bar
 from fp8ref.checkpoint.scheme import CALLS
 from fp8ref.checkpoint.values import scan_values
@@ -61,6 +62,7 @@ class Inspection:
             "layers": [_layer(layer) for layer in contents.layers.values()],
             "plain": [_tensor(info) for info in contents.plain.values()],
             "unused": [_tensor(info) for info in contents.unused.values()],
+            "rejected": [_tensor(info) for info in contents.rejected.values()],
             "findings": [
                 {"level": f.level, "file": f.file, "tensor": f.tensor, "message": f.message} for f in self.findings
             ],

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from fp8ref.checkpoint.build import build_model
-from fp8ref.checkpoint.contents import Contents, Fp8Layer, read_contents, recipe_for
+from fp8ref.checkpoint.contents import Contents, read_contents
 from fp8ref.checkpoint.findings import Broken, CheckpointError, CheckpointWarning, Finding
-from fp8ref.checkpoint.plan import FUSED, LayerPlace, Plan, TensorPlace, exact_dtype, plan_load
+from fp8ref.checkpoint.fp8layer import Fp8Layer, recipe_for
+from fp8ref.checkpoint.plan import FUSED, LayerPlace, Plan, TensorPlace, check_fused, exact_dtype, plan_load
 from fp8ref.checkpoint.progress import byte_bar
 from fp8ref.checkpoint.values import scale_errors, to_float32, weight_error
 from fp8ref.kernels.activations import Backend
@@ -89,6 +90,7 @@ def load_checkpoint(
         raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
     if dtype is not None and dtype not in _DTYPES:
         raise TypeError(f"dtype: got {dtype}; give one of {list(_DTYPES)}, or leave it out")
+    check_fused(fused)
     contents = read_contents(folder)
     _stop_on_errors(folder, contents.findings)
     target = build_model(Path(folder)) if model is None else model

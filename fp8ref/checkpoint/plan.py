@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fp8ref.checkpoint.contents import Contents, Fp8Layer
+from fp8ref.checkpoint.contents import Contents
 from fp8ref.checkpoint.files import INDEX
 from fp8ref.checkpoint.findings import Finding
+from fp8ref.checkpoint.fp8layer import Fp8Layer
 from fp8ref.checkpoint.header import DTYPES, TensorInfo
 from fp8ref.emulation.scales import BLOCK
 from fp8ref.linear import Fp8Linear
@@ -70,6 +71,19 @@ class Plan:
     findings: list[Finding] = field(default_factory=list)
 
 
+def check_fused(fused: object) -> None:
+    """Raise TypeError unless ``fused`` maps names to lists of names."""
+    good = isinstance(fused, Mapping) and all(
+        isinstance(name, str)
+        and isinstance(parts, Sequence)
+        and not isinstance(parts, str)
+        and all(isinstance(part, str) for part in parts)
+        for name, parts in fused.items()
+    )
+    if not good:
+        raise TypeError(f"fused: got {fused!r}; give a mapping such as {{'qkv_proj': ['q_proj', 'k_proj', 'v_proj']}}")
+
+
 def plan_load(contents: Contents, model: nn.Module, fused: Mapping[str, Sequence[str]]) -> Plan:
     """Place every tensor; what does not fit becomes an error."""
     plan = Plan()
@@ -86,6 +100,7 @@ def plan_load(contents: Contents, model: nn.Module, fused: Mapping[str, Sequence
             replaced.add(id(module))
     for current, names in named_tensors(model, replaced):
         used |= _place_tensor(plan, contents, current, names, fused)
+    _without_values(plan, contents, model)
     _unused(plan, contents, model, used)
     _unquantised(plan, contents, model)
     return plan
@@ -184,8 +199,7 @@ def _place_tensor(
                 infos = [part for part in parts if part is not None]
     if not infos:
         message = f"is missing; the model needs it ({list(current.shape)})"
-        file = contents.files.shards[0] if len(contents.files.shards) == 1 else INDEX
-        plan.findings.append(Finding("error", file, names[0], message))
+        plan.findings.append(Finding("error", _home(contents), names[0], message))
         return set()
     shape = [sum(info.shape[0] for info in infos), *infos[0].shape[1:]] if len(infos) > 1 else [*infos[0].shape]
     if shape != list(current.shape) or any(info.shape[1:] != infos[0].shape[1:] for info in infos):
@@ -199,6 +213,24 @@ def _place_tensor(
         # The others are tied to the first; that they are equal is checked when they are read.
         plan.tensors += [TensorPlace(tuple(names), current, (info,)) for info in candidates[1:]]
     return {info.name for info in (*infos, *candidates)}
+
+
+def _without_values(plan: Plan, contents: Contents, model: nn.Module) -> None:
+    """Buffers on meta that no checkpoint holds, such as the frequencies of rotary embeddings: they would stay empty."""
+    for prefix, module in model.named_modules():
+        for name in module._non_persistent_buffers_set:  # noqa: SLF001 - as above
+            buffer = module._buffers.get(name)  # noqa: SLF001
+            if buffer is not None and buffer.device.type == "meta" and not isinstance(module, Fp8Linear):
+                message = (
+                    "is a buffer on meta that checkpoints do not hold; build the model with real buffers "
+                    "(accelerate.init_empty_weights(include_buffers=False))"
+                )
+                plan.findings.append(Finding("error", _home(contents), f"{prefix}.{name}".lstrip("."), message))
+
+
+def _home(contents: Contents) -> str:
+    """The file that should have what is missing."""
+    return contents.files.shards[0] if len(contents.files.shards) == 1 else INDEX
 
 
 def _unused(plan: Plan, contents: Contents, model: nn.Module, used: set[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from fp8ref.checkpoint.findings import Broken
 
-Format = Literal["compressed-tensors", "AutoFP8", "FBGEMM", "DeepSeek blocks", "ModelOpt", "Quark"]
+Format = Literal["compressed-tensors", "AutoFP8", "FBGEMM", "DeepSeek blocks", "FineGrainedFP8", "ModelOpt", "Quark"]
 WeightScale = Literal["tensor", "channel", "block"]
 """How many scales a weight [N, K] has: one, N, or one for each 128x128 square."""
 Activation = Literal["static", "token", "tensor", "group", "none"]
@@ -67,6 +67,8 @@ class Declared:
         complete: whether the config claims to name every linear layer that is not quantised.
         matching: how the patterns are read.
         kv_cache: what it says about the KV cache, or None.
+        scale_name: the last part of the name of weight scales.
+        input_name: the last part of the name of static scales.
     """
 
     format: Format
@@ -77,6 +79,8 @@ class Declared:
     complete: bool
     matching: Matching
     kv_cache: str | None = None
+    scale_name: str = "weight_scale"
+    input_name: str = "input_scale"
 
     def ignored_by(self, layer: str) -> str | None:
         """The pattern that takes a layer out, or None."""

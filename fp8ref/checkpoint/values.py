@@ -7,9 +7,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fp8ref.checkpoint.contents import Contents, Fp8Layer
+from fp8ref.checkpoint.contents import Contents
 from fp8ref.checkpoint.files import Shard
 from fp8ref.checkpoint.findings import Broken, Finding
+from fp8ref.checkpoint.fp8layer import Fp8Layer
 from fp8ref.checkpoint.header import TensorInfo
 
 CHUNK = 1 << 24
