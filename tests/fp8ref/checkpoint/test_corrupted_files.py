@@ -122,7 +122,7 @@ def test_an_index_that_is_none(content: bytes) -> None:
         assert_refused(folder, INDEX)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'{"quantization_config": 5}', b"{}"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"[" * 100_000, b'{"quantization_config": 5}', b"{}"])
 def test_a_config_that_is_none(content: bytes) -> None:
     with copy_of(NAMES[0]) as folder:
         (folder / "config.json").write_bytes(content)
@@ -162,6 +162,8 @@ def header(entries: str, data: int = 0) -> bytes:
         ('{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}', 4, "its header entry is"),
         ('{"a":{"dtype":"F32","shape":[true],"data_offsets":[0,4]}}', 4, "its header entry is"),
         ('{"a":7}', 0, "its header entry is 7"),
+        ('{"a":{"dtype":"F8_E4M3","shape":[' + "9" * 30 + '],"data_offsets":[0,4]}}', 4, "its header entry is"),
+        ("[" * 100_000, 0, "its header is not JSON"),
         ("[]x", 0, "its header is not JSON"),
         ("3", 0, "its header is not a JSON object"),
     ],

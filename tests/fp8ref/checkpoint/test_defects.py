@@ -40,6 +40,13 @@ def test_floor_sized_block_scales_are_refused(tmp_path: Path) -> None:
     refused(tmp_path, small_model(), "block.up.weight_scale_inv", "[2, 1] belongs")
 
 
+@pytest.mark.parametrize("shape", [(0, 48), (136, 0)])
+def test_a_weight_without_values_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
+    write_small(tmp_path, "DeepSeek blocks")
+    rewrite(tmp_path, block__up__weight=torch.empty(shape).to(torch.float8_e4m3fn))
+    refused(tmp_path, small_model(), "block.up.weight", "a weight without values")
+
+
 def test_weight_scale_inv_is_the_multiplier_despite_its_name(tmp_path: Path) -> None:
     written = write_small(tmp_path, "DeepSeek blocks")
     stored = written.tensors["block.up.weight_scale_inv"]

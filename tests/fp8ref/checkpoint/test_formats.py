@@ -99,7 +99,7 @@ def test_inspection_names_the_format_and_finds_nothing_wrong(name: str, checkpoi
     assert found.contents.layers.keys() == checkpoints[name].weights.keys()
 
 
-def test_into_a_model_with_values_and_into_one_on_meta(checkpoints: dict[str, Written], llama: Path) -> None:
+def test_into_a_model_with_values(checkpoints: dict[str, Written], llama: Path) -> None:
     written = checkpoints["compressed-tensors channel"]
     expected = load(written)(input_ids=IDS).logits
     real = source_model(llama)
@@ -107,6 +107,21 @@ def test_into_a_model_with_values_and_into_one_on_meta(checkpoints: dict[str, Wr
     assert torch.equal(real(input_ids=IDS).logits, expected)
     again = load(written, real)  # a second time, over FP8 layers
     assert torch.equal(again(input_ids=IDS).logits, expected)
+
+
+def test_into_a_model_on_meta(checkpoints: dict[str, Written], llama: Path) -> None:
+    from accelerate import init_empty_weights
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    written = checkpoints["compressed-tensors channel"]
+    config = AutoConfig.from_pretrained(llama)
+    with init_empty_weights(include_buffers=False):
+        empty: Any = AutoModelForCausalLM.from_config(config).eval()
+    assert torch.equal(load(written, empty)(input_ids=IDS).logits, load(written)(input_ids=IDS).logits)
+    with torch.device("meta"):
+        hollow: Any = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(fp8ref.CheckpointError, match=r"inv_freq: is a buffer on meta that checkpoints do not hold"):
+        load(written, hollow)
 
 
 def test_dtype_converts_what_is_not_fp8(checkpoints: dict[str, Written]) -> None:
@@ -139,12 +154,26 @@ def test_bf16_into_fp32_changes_no_value(checkpoints: dict[str, Written], llama:
     assert load(narrow).lm_head.weight.dtype == torch.bfloat16
 
 
+def test_a_bar_is_shown_where_somebody_looks(
+    checkpoints: dict[str, Written], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load(checkpoints["FBGEMM"])
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    load(checkpoints["FBGEMM"])
+    assert "loading" in capsys.readouterr().err
+    load(checkpoints["FBGEMM"], progress=False)
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "message"),
     [
         ("model", "gpt2", "model: got str"),
         ("backend", "triton", "backend: got 'triton'"),
         ("dtype", torch.float8_e4m3fn, "dtype: got torch.float8_e4m3fn"),
+        ("fused", {"qkv_proj": "q_proj"}, "fused: got {'qkv_proj': 'q_proj'}"),
+        ("fused", ["qkv_proj"], "fused: got "),
     ],
 )
 def test_wrong_arguments(argument: str, value: object, message: str, checkpoints: dict[str, Written]) -> None:

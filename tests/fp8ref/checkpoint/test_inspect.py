@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
+from checkpoint_corruption import reconfigure
 from checkpoint_formats import SHARDS, write_small
 from checkpoint_variants import VARIANTS
 from fp8ref.commands import app
@@ -51,6 +52,15 @@ def test_a_broken_checkpoint(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert f"error: {shard}: {name}: has the NaN code 0xff at [47, 135]" in result.stdout
     assert "WRONG, not loaded: 1 errors" in result.stdout
+
+
+def test_a_tensor_that_is_wrong_is_listed_all_the_same(tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    reconfigure(tmp_path, ignore=["block.up", "lm_head"])
+    result = call(tmp_path)
+    assert result.exit_code == 1
+    for name in ("block.up.weight", "block.up.weight_scale", "block.up.bias"):
+        assert any(line.split()[:1] == [name] and "wrong, see below" in line for line in result.stdout.splitlines())
 
 
 def test_fast_says_that_it_did_not_look(tmp_path: Path) -> None:

@@ -51,6 +51,29 @@ def test_our_weights_are_those_that_compressed_tensors_decompresses(name: str, l
         assert torch.equal(weight, mine.dequantized_weight().to(scale_dtype).float()), path
 
 
+FINE_GRAINED = [name for name in VARIANTS if name.startswith(("DeepSeek", "FineGrained"))]
+
+
+@pytest.mark.parametrize("name", FINE_GRAINED)
+def test_our_weights_are_those_that_transformers_dequantises(name: str, tmp_path: Path) -> None:
+    """Its reader of DeepSeek-style blocks takes no tails, hence the sizes."""
+    from transformers import FineGrainedFP8Config, LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2
+    )  # fmt: skip
+    source = LlamaForCausalLM(config)
+    source.save_pretrained(tmp_path)
+    (tmp_path / SINGLE).unlink()
+    linears = [path for path, module in source.named_modules() if type(module) is nn.Linear and path != "lm_head"]
+    write(tmp_path, VARIANTS[name], source.state_dict(), linears, json.loads((tmp_path / "config.json").read_text()))
+    ours = fp8ref.load_checkpoint(tmp_path, backend="emulate")
+    theirs = read(tmp_path, quantization_config=FineGrainedFP8Config(dequantize=True))
+    for path in linears:
+        mine: Any = ours.get_submodule(path)
+        assert torch.equal(theirs.get_submodule(path).weight, mine.dequantized_weight()), path
+
+
 ALGORITHMS = {
     "FP8_DEFAULT_CFG": (fp8ref.Recipe("tensor", "tensor", dynamic=False), "FP8"),
     "FP8_PER_CHANNEL_PER_TOKEN_CFG": (fp8ref.Recipe("row", "row"), "FP8_PER_CHANNEL_PER_TOKEN"),
