@@ -1,8 +1,9 @@
 """The engine that numba compiles: the chains of :mod:`fp8ref.emulation.chain` at several times the speed, same bits.
 
 A step is two passes over its products. The first finds the largest exponent, in int8. The second multiplies in fp32,
-scales, and converts to int32, which truncates: the sum of up to ``2 ** (29 - F)`` products below ``2 ** (F + 2)`` is
-exact there. Units with F above 25 take float64 and int64. Every group's sum then joins a float64 total, also exact.
+scales, and converts to int32, which truncates: the sum of up to ``2 ** (29 - F)`` products, each at most 225/256 of
+``2 ** (F + 2)``, and of an accumulator below ``2 ** (F + 1)`` is exact there. Units with F above 25 take float64 and
+int64. The sums of more groups than one join in a float64 total, also exact.
 
 The products of two FP8 formats are multiples of ``2 ** -32``, and so is every accumulator made of them: the exponent
 that stands for a zero product, at most -64 + 15, is below that of any accumulator but zero.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -22,14 +23,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8ref.emulation.bits import FP32, FP64
-from fp8ref.emulation.compiled_cuda import triton_is_here
+from fp8ref.emulation.compiled_cuda import promote_scaled_cuda, triton_is_here
 from fp8ref.emulation.compiled_loops import (
     BLOCK,
     JOINED,
     ROW_FIRST,
     ROW_LAST,
     UNROLL,
-    ZERO_EXPONENT,
     Operand,
     Unit,
     Workspace,
@@ -52,6 +52,7 @@ _ONE_THREAD = 1 << 20  # products, a fraction of a millisecond
 def _numba_is_here() -> bool:
     try:
         compiled_run_steps()
+        compiled_promote()
     except ImportError:
         return False
     return True
@@ -120,6 +121,8 @@ def promote_scaled(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *,
     >>> promote_scaled(torch.ones(1, 2), chain, torch.tensor([3.0]), ones, joined=False)
     tensor([[7., 7.]])
     """
+    if total.is_cuda:
+        return promote_scaled_cuda(total, chain, left, right, joined=joined)
     order = JOINED if joined else ROW_FIRST
     sums, of_row, of_column = total, left, right
     if not chain.is_contiguous():
@@ -137,16 +140,6 @@ def _slots(unit: TensorCoreUnit, spans: tuple[Span, ...], k: int) -> NDArray[np.
     slots = (torch.arange(k, device="cpu") if order is None else order).view(-1, unit.products_per_step)
     padded: NDArray[np.int64] = pad(slots, (0, -slots.shape[1] % UNROLL), value=k).numpy()
     return padded
-
-
-@cache
-def _table(fmt: Fp8Format, real: type) -> tuple[NDArray[Any], NDArray[np.int8]]:
-    """Return the value and the exponent of each code; those of codes that are not finite are never used."""
-    codes = torch.arange(256, dtype=torch.uint8, device="cpu")
-    magnitude = codes.to(torch.int64) & 0x7F
-    exponents = (magnitude >> fmt.mantissa_bits).clamp_(min=1) - fmt.bias
-    exponents[magnitude == 0] = ZERO_EXPONENT
-    return codes.view(fmt.dtype).float().numpy().astype(real), exponents.to(torch.int8).numpy()
 
 
 class Compiled:
@@ -172,7 +165,7 @@ class Compiled:
         self.steps_per_instruction = unit.instruction_k // unit.products_per_step
         self.instructions = [-(-(stop - start) // unit.instruction_k) for start, stop in spans]
         self.restarts = unit.c_enters == "after"
-        self.tables = {fmt.dtype: _table(fmt, self.types[0]) for fmt in (format_a, format_b)}
+        self.formats = {fmt.dtype: fmt for fmt in (format_a, format_b)}
 
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
         """Rows enough to decode ``b`` for, and tiles enough for several threads where these are worth starting."""
@@ -182,7 +175,8 @@ class Compiled:
 
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Operand:  # noqa: ARG002 - as the other engines take it
         """Take the codes of ``operand`` [rows, K]; they are decoded a step at a time."""
-        return Operand(operand.contiguous().view(torch.uint8).numpy(), *self.tables[operand.dtype])
+        fmt = self.formats[operand.dtype]
+        return Operand(operand.contiguous().view(torch.uint8).numpy(), fmt.mantissa_bits, fmt.bias)
 
     def chains(self, a: Operand, b: Operand, spans: Sequence[Span]) -> Iterator[Tensor]:  # noqa: ARG002 - as above
         """Run each chain of one tile; yields fp32 [M, N]."""
@@ -203,10 +197,11 @@ class Compiled:
         length = self.slots.shape[1]
         real, integer = self.types
         scale, unscale = np.empty(BLOCK, real), np.empty(BLOCK, real)
-        total = np.empty(BLOCK, np.float64)
         return Workspace(
+            a_codes=np.empty((length, rows), np.uint8),
             a_values=np.empty((length, rows), real),
             a_exponents=np.empty((length, rows), np.int8),
+            b_codes=np.empty((length, BLOCK), np.uint8),
             b_values=np.empty((length, BLOCK), real),
             b_exponents=np.empty((length, BLOCK), np.int8),
             peak=np.empty(BLOCK, np.int8),
@@ -215,6 +210,5 @@ class Compiled:
             unscale=unscale,
             unscale_bits=unscale.view(integer),
             sums=np.empty(BLOCK, integer),
-            total=total,
-            total_bits=total.view(np.int64),
+            total=np.zeros(BLOCK, np.float64),
         )

@@ -23,11 +23,14 @@ ZERO_EXPONENT = -64
 
 
 class Operand(NamedTuple):
-    """The codes of finite FP8 values, uint8 [rows, K]; and for each of 256 codes its value and its exponent."""
+    """Finite FP8 values."""
 
     codes: NDArray[np.uint8]
-    values: NDArray[Any]
-    exponents: NDArray[np.int8]
+    """[rows, K]."""
+    mantissa_bits: int
+    """Of the format."""
+    bias: int
+    """Its exponent bias."""
 
 
 class Unit(NamedTuple):
@@ -48,11 +51,13 @@ class Unit(NamedTuple):
 class Workspace(NamedTuple):
     """Memory for one step of one block of columns; the names in ``_bits`` are the same memory as integers."""
 
+    a_codes: NDArray[np.uint8]
+    """[L, rows]; the values and exponents lie beside them, as for b."""
     a_values: NDArray[Any]
-    """[L, rows]; the exponents lie beside them, as for b."""
     a_exponents: NDArray[np.int8]
+    b_codes: NDArray[np.uint8]
+    """[L, BLOCK]; what follows the exponents is [BLOCK]."""
     b_values: NDArray[Any]
-    """[L, BLOCK]; what follows is [BLOCK]."""
     b_exponents: NDArray[np.int8]
     peak: NDArray[np.int8]
     scale: NDArray[Any]
@@ -61,25 +66,47 @@ class Workspace(NamedTuple):
     unscale_bits: NDArray[Any]
     sums: NDArray[Any]
     total: NDArray[np.float64]
-    total_bits: NDArray[np.int64]
+    """Zero between two steps."""
+
+
+def _use_wide_vectors() -> None:
+    """Nothing, as Python runs it; compiled, it has the function that calls it use the processor's widest vectors.
+
+    A function is compiled before it is put in line: each has to call this for itself.
+    """
+
+
+def _take(operand: Operand, start: int, stop: int, slots: NDArray[np.int64], codes: NDArray[np.uint8]) -> None:
+    """Lay out the codes of one step of the rows from ``start`` to ``stop`` as [L, rows]; a slot without a k gets +0."""
+    k_total = operand.codes.shape[1]
+    for row in range(start, stop):
+        row_codes = operand.codes[row]
+        for slot in range(slots.shape[0]):
+            k = slots[slot]
+            codes[slot, row - start] = row_codes[k] if k < k_total else np.uint8(0)
 
 
 def _decode(
-    operand: Operand, start: int, stop: int, slots: NDArray[np.int64], values: NDArray[Any], exponents: NDArray[np.int8]
+    codes: NDArray[np.uint8], mantissa_bits: int, bias: int, values: NDArray[Any], exponents: NDArray[np.int8]
 ) -> None:
-    """Lay out one step of the rows from ``start`` to ``stop`` as [L, rows]; a slot without a k gets zero."""
-    k_total = operand.codes.shape[1]
-    for row in range(start, stop):
-        codes = operand.codes[row]
-        for slot in range(slots.shape[0]):
-            k = slots[slot]
-            code = codes[k] if k < k_total else np.uint8(0)
-            values[slot, row - start] = operand.values[code]
-            exponents[slot, row - start] = operand.exponents[code]
+    """Turn codes into values and exponents, those of subnormals the smallest normal one; fp32 holds it all exactly."""
+    _use_wide_vectors()
+    place = np.float32(1 << mantissa_bits)
+    per_place = np.float32(1.0) / place
+    bias32, of_power = np.int32(bias), np.int32(127 - bias - mantissa_bits)
+    for j in range(codes.shape[0]):
+        magnitude = np.float32(codes[j] & 127)
+        field = np.int32(magnitude * per_place)  # truncates; vectors are not shifted by a variable
+        field = field if field > 1 else np.int32(1)
+        power = np.int32(np.int32(field + of_power) << 23).view(np.float32)
+        value = (magnitude - np.float32(np.int32(field - 1)) * place) * power
+        values[j] = -value if codes[j] > 127 else value
+        exponents[j] = np.int8(np.int32(field - bias32)) if magnitude > 0 else np.int8(ZERO_EXPONENT)
 
 
 def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]) -> None:
     """Find the largest exponent among a step's products: ``a`` [L] of one row by ``b`` [L, BLOCK]."""
+    _use_wide_vectors()
     peak[:] = ZERO_EXPONENT  # bounds the scale of a step in which everything is zero
     for k in range(0, a.shape[0], UNROLL):
         a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
@@ -96,6 +123,7 @@ def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]
 
 def _add_products(a: NDArray[Any], b: NDArray[Any], scale: NDArray[Any], sums: NDArray[Any]) -> None:
     """Add the scaled and truncated products of ``a`` [L] by ``b`` [L, BLOCK] to ``sums``; the conversion truncates."""
+    _use_wide_vectors()
     integer = sums.dtype.type
     for k in range(0, a.shape[0], UNROLL):
         a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
@@ -108,28 +136,39 @@ def _add_products(a: NDArray[Any], b: NDArray[Any], scale: NDArray[Any], sums: N
 
 
 def _align(c: NDArray[np.float32], peak: NDArray[np.int8], unit: Unit, work: Workspace) -> None:
-    """Set the scales to ``2 ** (F - emax)`` and its inverse, and start the totals from the aligned ``c``."""
-    field = work.scale_bits.dtype.type
-    integer = work.sums.dtype.type
+    """Set the scales to ``2 ** (F - emax)`` and its inverse, and start the sums from the aligned ``c``."""
+    _use_wide_vectors()
+    field = integer = work.sums.dtype.type
     c_bits = c.view(np.int32)
-    scale_bits, unscale_bits, scale, total = work.scale_bits, work.unscale_bits, work.scale, work.total
+    scale_bits, unscale_bits, scale, sums = work.scale_bits, work.unscale_bits, work.scale, work.sums
+    highest, lowest = field(unit.bias + unit.fraction_bits), field(unit.bias - unit.fraction_bits)
+    place = field(1 << unit.mantissa_bits)  # vectors are not shifted by a variable in the width of their lanes
     for j in range(c.shape[0]):
-        of_c = np.int32((c_bits[j] >> 23) & 255) - np.int32(127)
+        of_c = np.int32(np.int32((c_bits[j] >> 23) & 255) - np.int32(127))
         of_products = np.int32(peak[j])
-        places = np.int32(unit.fraction_bits) - (of_c if of_c > of_products else of_products)
-        scale_bits[j] = field(field(unit.bias + places) << unit.mantissa_bits)
-        unscale_bits[j] = field(field(unit.bias - places) << unit.mantissa_bits)
+        exponent = of_c if of_c > of_products else of_products
+        scale_bits[j] = field(field(highest - exponent) * place)
+        unscale_bits[j] = field(field(lowest + exponent) * place)
     for j in range(c.shape[0]):
-        total[j] = integer(c[j] * scale[j])
+        sums[j] = integer(c[j] * scale[j])
+
+
+def _carry(sums: NDArray[Any], total: NDArray[np.float64]) -> None:
+    """Add the sums to the totals and start them anew."""
+    _use_wide_vectors()
+    for j in range(sums.shape[0]):
+        total[j] += sums[j]
+        sums[j] = 0
 
 
 def _finish(c: NDArray[np.float32], mask: int, work: Workspace) -> None:
-    """Truncate the totals to the significant bits and store them, back in their place, in ``c``."""
-    total, total_bits, unscale = work.total, work.total_bits, work.unscale
+    """Truncate sums and totals together to the significant bits; store them, back in their place, in ``c``."""
+    _use_wide_vectors()
+    sums, total, unscale = work.sums, work.total, work.unscale
     for j in range(c.shape[0]):
-        total_bits[j] &= mask
-    for j in range(c.shape[0]):
-        c[j] = total[j] * unscale[j]
+        bits = np.int64(np.float64(total[j] + sums[j]).view(np.int64) & mask)
+        c[j] = bits.view(np.float64) * unscale[j]
+        total[j] = 0.0
 
 
 def _fma(x: np.float32, y: np.float32, z: np.float32) -> np.float32:
@@ -160,6 +199,7 @@ def promote(
         of_column: scales [N].
         order: JOINED multiplies the two scales first; ROW_FIRST the chain by its row's, ROW_LAST by its column's.
     """
+    _use_wide_vectors()
     for i in range(total.shape[0]):
         scale, sums, results = of_row[i], total[i], chain[i]
         if order == JOINED:
@@ -186,23 +226,26 @@ def run_steps(
         work: memory for M rows.
         c: fp32, C-contiguous.
     """
+    _use_wide_vectors()
     m, n = c.shape
     length = slots.shape[1]
     for left in range(0, n, BLOCK):
         right = min(left + BLOCK, n)
         for step in range(slots.shape[0]):
-            _decode(a, 0, m, slots[step], work.a_values, work.a_exponents)
-            _decode(b, left, right, slots[step], work.b_values, work.b_exponents)
+            _take(a, 0, m, slots[step], work.a_codes)
+            _take(b, left, right, slots[step], work.b_codes)
+            for k in range(length):
+                _decode(work.a_codes[k], a.mantissa_bits, a.bias, work.a_values[k], work.a_exponents[k])
+                _decode(work.b_codes[k], b.mantissa_bits, b.bias, work.b_values[k], work.b_exponents[k])
             sums, total, peak = work.sums[: right - left], work.total[: right - left], work.peak[: right - left]
             for i in range(m):
                 _find_peaks(work.a_exponents[:, i], work.b_exponents, peak)
                 _align(c[i, left:right], peak, unit, work)
                 for k in range(0, length, unit.group):
                     end = min(k + unit.group, length)
-                    sums[:] = 0
                     _add_products(work.a_values[k:end, i], work.b_values[k:end], work.scale, sums)
-                    for j in range(right - left):
-                        total[j] += sums[j]
+                    if end < length:
+                        _carry(sums, total)
                 _finish(c[i, left:right], unit.mask, work)
 
 
@@ -218,7 +261,7 @@ def compiled_run_steps() -> RunSteps:
     Raises:
         ImportError: numba is not here, or does not work with this Python or this numpy.
     """
-    compiled: RunSteps = _compiled(run_steps, _decode, _find_peaks, _align, _add_products, _finish)
+    compiled: RunSteps = _compiled(run_steps, _take, _decode, _find_peaks, _align, _add_products, _carry, _finish)
     return compiled
 
 
@@ -233,9 +276,40 @@ def _compiled(function: Callable[..., None], *helpers: Callable[..., object]) ->
     from numba import njit
     from numba.extending import register_jitable
 
+    _compile_use_wide_vectors()
     for helper in helpers:
-        register_jitable(helper)
+        # In line, so that LLVM sees that the slices which they are given need no reference counts, atomic ones.
+        register_jitable(forceinline=True)(helper)
     try:
         return njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder that machine code can be kept in: every process compiles anew
         return njit(nogil=True, error_model="numpy")(function)
+
+
+@cache
+def _compile_use_wide_vectors() -> None:
+    """LLVM takes half of an AVX-512 unit by itself, for the sake of clock rates that newer processors no longer drop.
+
+    llvmlite knows this attribute only as text, and keeps it out of the method that would add it.
+    """
+    from numba import types
+    from numba.extending import intrinsic, overload
+
+    @intrinsic
+    def mark(typing_context: Any) -> tuple[Any, Any]:  # noqa: ARG001 - numba gives it
+        def generate(context: Any, builder: Any, _signature: Any, _arguments: Any) -> Any:
+            attributes = builder.function.attributes
+            if isinstance(attributes, set):
+                set.add(attributes, '"prefer-vector-width"="512"')
+            return context.get_dummy_value()
+
+        return types.none(), generate
+
+    marking: Any = mark
+
+    @overload(_use_wide_vectors, inline="always")
+    def _() -> Callable[[], None]:
+        def call() -> None:
+            marking()
+
+        return call

@@ -17,7 +17,7 @@ import fp8ref
 from fp8ref.emulation import chain, compiled
 from fp8ref.emulation.compiled import is_compiled
 from fp8ref.emulation.compiled_cuda import triton_is_here
-from fp8ref.emulation.compiled_loops import BLOCK, RunSteps, compiled_run_steps, run_steps
+from fp8ref.emulation.compiled_loops import BLOCK, RunSteps, _decode, compiled_promote, compiled_run_steps, run_steps
 from fp8ref.emulation.decode import Span
 from reference.tensors import bits_of
 
@@ -29,6 +29,7 @@ def clear_caches() -> None:
     compiled._numba_is_here.cache_clear()
     compiled._say_once.cache_clear()
     compiled_run_steps.cache_clear()
+    compiled_promote.cache_clear()
 
 
 @pytest.fixture
@@ -215,12 +216,19 @@ def test_every_made_up_unit_has_an_engine() -> None:
             assert torch.equal(*answers)
 
 
-def test_the_table_of_codes_is_the_formats() -> None:
+@pytest.mark.parametrize("real", [np.float32, np.float64])
+def test_codes_are_decoded_as_the_formats_say(real: type) -> None:
+    codes = np.arange(256, dtype=np.uint8)
     for fmt in fp8ref.FORMATS.values():
-        values, exponents = compiled._table(fmt, np.float64)
+        values: Any = np.empty(256, real)
+        exponents = np.empty(256, np.int8)
+        _decode(codes, fmt.mantissa_bits, fmt.bias, values, exponents)
+        expected = torch.from_numpy(codes).view(fmt.dtype).double()
         for code in range(256):
+            if code & 0x7F > fmt.max_code:
+                continue
+            assert values[code] == expected[code]
             if code & 0x7F == 0:
                 assert exponents[code] == -64
-            elif code & 0x7F <= fmt.max_code:
-                smallest = max(int(np.frexp(values[code])[1]) - 1, fmt.e_min)
-                assert exponents[code] == smallest
+            else:
+                assert exponents[code] == max(int(np.frexp(values[code])[1]) - 1, fmt.e_min)
