@@ -14,6 +14,7 @@ from fp8ref.testing.cases import MatmulCase  # noqa: E402
 from fp8ref.testing.check import CheckError, Finding, check_matmul  # noqa: E402
 from fp8ref.testing.compare import Differences, assert_bits_equal, differences  # noqa: E402
 from fp8ref.testing.fills import Fill  # noqa: E402
+from fp8ref.testing.mutants import Mutant, mutants  # noqa: E402
 from fp8ref.testing.strategies import fp8_tensors, matmul_cases, scales  # noqa: E402
 from fp8ref.testing.supports import Supports  # noqa: E402
 from fp8ref.testing.within import assert_within_bound, matmul_bound  # noqa: E402
@@ -25,6 +26,7 @@ __all__ = [
     "Fill",
     "Finding",
     "MatmulCase",
+    "Mutant",
     "Supports",
     "assert_bits_equal",
     "assert_within_bound",
@@ -33,5 +35,6 @@ __all__ = [
     "fp8_tensors",
     "matmul_bound",
     "matmul_cases",
+    "mutants",
     "scales",
 ]

@@ -78,6 +78,7 @@ def check_matmul(
     cases: Sequence[MatmulCase] | None = None,
     examples: int | None = None,
     shrink: bool = True,
+    fail_fast: bool = False,
     quiet: bool = False,
 ) -> tuple[Finding, ...]:
     """Run a kernel over a suite of cases and require of it, by default, the bits of the oracle.
@@ -103,6 +104,7 @@ def check_matmul(
         examples: cases for each property; None for the ``max_examples`` of the Hypothesis profile, which
             ``pytest --fp8ref-examples`` sets.
         shrink: whether to look for a smaller failing case.
+        fail_fast: whether the first property that fails is the last one checked.
         quiet: whether to print nothing.
 
     Returns:
@@ -126,6 +128,8 @@ def check_matmul(
     for one in chosen:
         findings.append(_find(one, subject, cases, count, shrink=shrink))
         say(findings[-1].line())
+        if fail_fast and findings[-1].failure:
+            break
     failed = [finding for finding in findings if finding.failure]
     if failed:
         given = _given(subject)

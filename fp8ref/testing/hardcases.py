@@ -15,6 +15,7 @@ from fp8ref.testing.floats import FLOATS
 from fp8ref.testing.strategies import float_fills, matmul_cases
 from fp8ref.testing.subject import Subject
 from fp8ref.testing.supports import Supports
+from fp8ref.testing.within import model_of
 
 _FP32 = FLOATS[torch.float32]
 _EDGES = (
@@ -166,5 +167,20 @@ def accumulation(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     low = max(of.smallest[2], of.largest[2] // 2 // multiple * multiple)
     smallest = (*of.smallest[:2], low)
     case = draw(drawn(subject, tame=True, smallest=smallest, bias_dtypes=_without_bias(subject)))
+    if draw(st.booleans()):
+        return _with_losses(case, subject)
     one = case.a.format.one >> case.a.format.fraction_bits
     return replace(case, a=replace(case.a, palette=f"near {one}", zeros=0.0), b=replace(case.b, palette=_NEAR_ONE))
+
+
+def _with_losses(case: MatmulCase, subject: Subject) -> MatmulCase:
+    """One output whose first product is 2^16, beside which the accumulator loses all others of its chain."""
+    model = model_of(subject.unit)
+    kept = 24 if model is None or model.products_per_step is None else model.fraction_bits
+    # 1.75 * 1.75 times this is just below the last place that is kept beside 2^16.
+    exponent = max(16 - kept - 2, -12)
+    fills = []
+    for fill, power in ((case.a, exponent // 2), (case.b, exponent - exponent // 2)):
+        small, large = fill.format.code(1.75 * 2.0**power), fill.format.code(256.0)
+        fills.append(replace(fill, palette=(small,), zeros=0.0, at=((0, large),)))
+    return replace(case, a=fills[0], b=fills[1])
