@@ -33,9 +33,8 @@ from fp8ref.emulation.compiled_loops import (
     Operand,
     Unit,
     Workspace,
-    compiled_promote,
-    compiled_run_steps,
 )
+from fp8ref.emulation.compiled_numba import compiled_promote, compiled_run_steps
 from fp8ref.emulation.decode import Span, k_order
 from fp8ref.emulation.formats import Fp8Format
 from fp8ref.emulation.units import TensorCoreUnit

@@ -17,7 +17,8 @@ import fp8ref
 from fp8ref.emulation import chain, compiled
 from fp8ref.emulation.compiled import is_compiled
 from fp8ref.emulation.compiled_cuda import triton_is_here
-from fp8ref.emulation.compiled_loops import BLOCK, RunSteps, _decode, compiled_promote, compiled_run_steps, run_steps
+from fp8ref.emulation.compiled_loops import BLOCK, _decode, run_steps
+from fp8ref.emulation.compiled_numba import RunSteps, compiled_promote, compiled_run_steps
 from fp8ref.emulation.decode import Span
 from reference.tensors import bits_of
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import fp8ref
 from fp8ref.emulation import compiled, matmul
 from fp8ref.emulation.bits import canonical_nan
-from fp8ref.emulation.compiled_loops import compiled_promote, promote
+from fp8ref.emulation.compiled_loops import promote
+from fp8ref.emulation.compiled_numba import compiled_promote
 from reference.rationals import FP32, decode, encode, fp32_fma, fp32_multiply
 from reference.strategies import arranged
 from reference.tensors import bits_of, from_bits
