@@ -3,10 +3,12 @@
 The oracle: :func:`quantize`, :func:`emulate_matmul`, :func:`accumulate`, :func:`fused_dot_add`, :func:`round_to_fp8`.
 The tensor-core units it knows are in :data:`UNITS`, with their evidence.
 The hardware path: :func:`pack_weight`, :func:`scaled_linear`, :func:`scaled_matmul`, :func:`explain`.
+Layers and models: :class:`Recipe`, :class:`Fp8Linear`, :func:`convert_`, :func:`calibrate`.
 """
 
 from importlib.metadata import version as _version
 
+from fp8ref.calibrate import Calibration, calibrate
 from fp8ref.checkpoint import (
     CheckpointConversion,
     CheckpointError,
@@ -17,6 +19,8 @@ from fp8ref.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
+from fp8ref.conversion import ConversionReport, LayerConversion
+from fp8ref.convert import convert_
 from fp8ref.emulation.accumulate import accumulate
 from fp8ref.emulation.dot import fused_dot_add
 from fp8ref.emulation.formats import E4M3, E5M2, FORMATS, Fp8Format, format_of
@@ -41,19 +45,24 @@ __all__ = [
     "FORMATS",
     "RECIPES",
     "UNITS",
+    "Calibration",
     "CheckpointConversion",
     "CheckpointError",
     "CheckpointWarning",
+    "ConversionReport",
     "Explanation",
     "Fp8Format",
     "Fp8Linear",
     "Inspection",
+    "LayerConversion",
     "PackedWeight",
     "Recipe",
     "ScaledTensor",
     "Scaling",
     "TensorCoreUnit",
     "accumulate",
+    "calibrate",
+    "convert_",
     "convert_checkpoint",
     "dequantize",
     "emulate_matmul",

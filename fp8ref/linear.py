@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fp8ref.emulation.checks import check_bool
-from fp8ref.emulation.formats import format_of
 from fp8ref.emulation.quantize import dequantize
 from fp8ref.kernels.activations import Backend, checked_backend
 from fp8ref.kernels.explain import Explanation, explain
@@ -142,7 +141,7 @@ class Fp8Linear(PackedModule):
             ValueError: a weight with NaN or Inf, or without values; a missing or superfluous ``input_scale``.
 
         >>> Fp8Linear.from_linear(nn.Linear(3, 2), "tensor-static", input_scale=0.01)
-        Fp8Linear(in_features=3, out_features=2, bias=True, weight=e4m3 tensor, x=e4m3 tensor static, backend=auto)
+        Fp8Linear(in_features=3, out_features=2, bias=True, weight e4m3 tensor, x e4m3 tensor static, backend=auto)
         """
         recipe = recipe_of(recipe)
         reason = obstacle(linear)
@@ -226,7 +225,7 @@ class Fp8Linear(PackedModule):
         """Say what a call with ``m`` rows of ``dtype`` runs: path, scales, packing, and why.
 
         >>> print(Fp8Linear.from_linear(nn.Linear(100, 64), "row", backend="emulate").explain(3))
-        x: e4m3, row scales, dynamic; backend "emulate": the oracle computes the bits of what follows
+        weight e4m3 row, x e4m3 row dynamic; backend "emulate": the oracle computes the bits of what follows
         [3, 100] x [64, 100] on NVIDIA H200 (unit sm90)
         weight: e4m3, row scales, stored [64, 112]: 7424 bytes, 768 padding
         quantise: one Triton kernel, 3 x 1 programs of 128 elements
@@ -245,26 +244,13 @@ class Fp8Linear(PackedModule):
             static=not r.dynamic,
         )
         what = {"auto": "the kernels", "emulate": "the oracle computes the bits of what follows"}[self.backend]
-        first = f'x: {_x_in_words(r)}; backend "{self.backend}": {what}'
+        first = f'{r.in_words()}; backend "{self.backend}": {what}'
         return dataclasses.replace(found, text=f"{first}\n{found.text}")
 
     def extra_repr(self) -> str:
         """Sizes, formats and backend, for ``repr``."""
-        r = self.recipe
-        weight = f"{format_of(r.weight_dtype).name} {r.weight_scaling}"
-        x = _x_in_words(r).replace(" scales", "").replace(",", "").replace(" dynamic", "")
         kept = "" if self.kept_weight is None else ", kept_weight=True"
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
-            f"weight={weight}, x={x}, backend={self.backend}{kept}"
+            f"{self.recipe.in_words()}, backend={self.backend}{kept}"
         )
-
-
-def _x_in_words(recipe: Recipe) -> str:
-    words = f"{format_of(recipe.activation_dtype).name}, {recipe.activation_scaling} scales"
-    words += ", dynamic" if recipe.dynamic else ", static"
-    if recipe.scale_format == "ue8m0":
-        words += ", ue8m0"
-    if recipe.activation_bound is not None:
-        words += f", absmax up to {recipe.activation_bound:g}"
-    return words

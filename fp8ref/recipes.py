@@ -78,6 +78,28 @@ class Recipe:
                 "leave it out"
             )
 
+    def in_words(self) -> str:
+        """Return both operands' formats and scales in words.
+
+        >>> RECIPES["block-ue8m0"].in_words()
+        'weight e4m3 128x128 ue8m0, x e4m3 1x128 dynamic ue8m0'
+        """
+        power = " ue8m0" if self.scale_format == "ue8m0" else ""
+        weight = f"weight {format_of(self.weight_dtype).name} {self.weight_scaling}{power}"
+        return f"{weight}, x {self.activation_in_words()}{', fast accumulation' if self.use_fast_accum else ''}"
+
+    def activation_in_words(self) -> str:
+        """Return the format and the scales of x in words.
+
+        >>> RECIPES["row-bounded"].activation_in_words()
+        'e4m3 row dynamic, absmax up to 1200'
+        """
+        words = f"{format_of(self.activation_dtype).name} {self.activation_scaling}"
+        words += " dynamic" if self.dynamic else " static"
+        if self.scale_format == "ue8m0":
+            words += " ue8m0"
+        return words if self.activation_bound is None else f"{words}, absmax up to {self.activation_bound:g}"
+
 
 RECIPES: dict[str, Recipe] = {
     "row": Recipe(),

@@ -426,11 +426,13 @@ def test_from_packed_is_from_linear() -> None:
 
 def test_explains_and_describes_itself() -> None:
     text = str(layer_of("tensor-static").explain(3))
-    assert text.startswith('x: e4m3, tensor scales, static; backend "emulate"')
+    assert text.startswith('weight e4m3 tensor, x e4m3 tensor static; backend "emulate"')
     assert "the scale given" in text
     assert "two Triton kernels: absmax of all of x" in str(layer_of("tensor").explain(3))
     assert "ue8m0" in str(layer_of("block-ue8m0").explain(3))
     assert "absmax up to 1200" in str(layer_of("row-bounded").explain(3))
-    assert repr(layer_of("block-ue8m0")).endswith("weight=e4m3 128x128, x=e4m3 1x128 ue8m0, backend=emulate)")
+    assert repr(layer_of("block-ue8m0")).endswith(
+        "weight e4m3 128x128 ue8m0, x e4m3 1x128 dynamic ue8m0, backend=emulate)"
+    )
     with pytest.raises(ValueError, match="m: got -1"):
         layer_of().explain(-1)

@@ -1,0 +1,350 @@
+"""convert_: every layer is converted or listed with its reason, and a failed call changes nothing."""
+
+from __future__ import annotations
+
+import copy
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, parametrize
+
+import fp8ref
+from fp8ref import Calibration, ConversionReport, Fp8Linear, calibrate, convert_
+from tiny_models import tiny_model, tokens
+
+
+class Special(nn.Linear):
+    """A subclass, as adapters are."""
+
+
+class Model(nn.Module):
+    """Layers of every kind, some in several places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(40, 32)
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 48), nn.ReLU(), nn.Linear(48, 32)) for _ in range(3))
+        self.again = self.layers[1]
+        self.special = Special(32, 32)
+        self.normed = parametrizations.weight_norm(nn.Linear(32, 32))
+        self.head = nn.Linear(32, 40, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embed(ids)
+        for layer in (*self.layers, self.again, self.special, self.normed):
+            x = layer(x)
+        out: Tensor = self.head(x)
+        return out
+
+
+IDS = torch.arange(6)
+
+
+def made(seed: int = 0) -> Model:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Model()
+
+
+def convert(model: nn.Module, recipe: str = "row", **options: Any) -> ConversionReport:
+    return convert_(model, recipe, backend="emulate", show=False, **options)
+
+
+def reasons(report: ConversionReport) -> dict[str, str]:
+    return {layer.name: layer.reason for layer in report.layers}
+
+
+def test_every_layer_is_listed_with_what_was_done() -> None:
+    model = made()
+    assert reasons(convert(model)) == {
+        "embed": "a look-up, no product",
+        **{f"layers.{i}.{j}": "FP8" for i in range(3) for j in (0, 2)},
+        "special": "Special is a subclass of Linear that may compute something else",
+        "normed": "its weight is parametrised: torch.nn.utils.parametrize.remove_parametrizations first",
+        "head": 'its weight is that of embed too (tied="untie" converts it)',
+    }
+    assert model(IDS).shape == (6, 40)
+
+
+def test_the_converted_model_is_the_one_with_converted_layers() -> None:
+    model, reference = made(), made()
+    convert(model)
+    for i, j in ((i, j) for i in range(3) for j in (0, 2)):
+        reference.layers[i][j] = Fp8Linear.from_linear(reference.layers[i][j], "row", backend="emulate")  # type: ignore[index, operator]
+    assert torch.equal(model(IDS), reference(IDS))
+    assert not torch.equal(model(IDS), made()(IDS))
+
+
+def test_a_layer_used_twice_stays_one_layer() -> None:
+    model = made()
+    report = convert(model, skip=["special"])
+    assert model.again is model.layers[1]
+    assert isinstance(model.again[0], Fp8Linear)  # type: ignore[index]
+    first = next(layer for layer in report.layers if layer.name == "layers.1.0")
+    assert first.aliases == ("again.0",)
+    shared = nn.Linear(32, 32)
+    twice = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared)})
+    assert len(convert(twice).converted) == 1
+    assert twice["a"] is twice["b"][0]  # type: ignore[index]
+    skipped = nn.ModuleDict({"a": shared, "b": nn.Sequential(shared), "c": nn.Linear(2, 2)})
+    assert reasons(convert(skipped, skip=["b.*"]))["a"] == "skip: 'b.*'", "a layer counts under each of its names"
+
+
+def test_tied_weights() -> None:
+    kept, untied = made(), made()
+    report = convert(kept)
+    assert kept.head.weight is kept.embed.weight
+    assert kept.embed.weight in set(kept.parameters())
+    other = convert(untied, tied="untie")
+    assert isinstance(untied.head, Fp8Linear)
+    assert untied.embed.weight.shape == (40, 32)
+    head = next(layer for layer in other.layers if layer.name == "head")
+    assert head.reason == "FP8, untied from embed"
+    assert head.nbytes_saved == -untied.head.packed.nbytes < 0
+    assert other.nbytes_saved < report.nbytes_saved
+    twins = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    twins[1].weight = twins[0].weight
+    both = convert(twins, tied="untie")
+    assert [layer.nbytes_saved for layer in both.layers] == [4 * 32 * 32 - 32 * 32 - 4 * 32, -32 * 32 - 4 * 32]
+    twins = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    twins[1].weight = twins[0].weight
+    with pytest.raises(
+        ValueError, match=r"no layer to convert \(its weight is that of 1 too .*its weight is that of 0"
+    ):
+        convert(twins)
+
+
+def test_the_bytes_saved_are_those_of_the_model() -> None:
+    for keep_weight in (False, True):
+        model = made()
+        report = convert(model, tied="untie", keep_weight=keep_weight)
+        assert report.nbytes_saved == sum(layer.nbytes_saved for layer in report.layers)
+        assert (report.nbytes_saved < 0) == keep_weight
+        distinct = {t.data_ptr(): t.numel() * t.element_size() for m in model.modules()
+                    for t in (*m._parameters.values(), *m._buffers.values()) if t is not None}  # fmt: skip
+        assert report.nbytes_after == sum(distinct.values())
+
+
+def test_parametrised_and_hooked_layers() -> None:
+    model = made()
+    parametrize.remove_parametrizations(model.normed, "weight")
+    model.layers[0][0].register_forward_pre_hook(lambda *_: None)  # type: ignore[index]
+    model.layers[0][2].forward = model.layers[0][2].forward  # type: ignore[index]
+    found = reasons(convert(model))
+    assert found["normed"] == "FP8"
+    assert found["layers.0.0"] == found["layers.0.2"] != "FP8"
+    assert "hooks" in found["layers.0.0"]
+
+
+def test_a_second_conversion_lists_the_first() -> None:
+    model = made()
+    convert(model, only=["layers.*.0"])
+    layer = model.layers[0][0]  # type: ignore[index]
+    report = convert(model, "block")
+    assert model.layers[0][0] is layer  # type: ignore[index]
+    assert reasons(report)["layers.0.0"] == "already FP8"
+    assert reasons(report)["layers.0.2"] == "FP8"
+    with pytest.raises(ValueError, match=r"no layer to convert \(.*already FP8"):
+        convert(model)
+
+
+def test_conv1d_of_gpt2() -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2)
+    model = GPT2LMHeadModel(config).eval()
+    reference = copy.deepcopy(model)
+    report = convert(model)
+    assert {layer.kind for layer in report.converted} == {"Conv1D"}
+    assert len(report.converted) == 8
+    shapes = {layer.name.rpartition(".")[2]: layer.shape for layer in report.converted}
+    assert shapes == {"c_attn": (96, 32), "c_proj": (32, 128), "c_fc": (128, 32)}
+    assert reasons(report)["lm_head"].startswith("its weight is that of transformer.wte too")
+    ids = torch.arange(8)[None]
+    logits, wanted = model(ids).logits, reference(ids).logits
+    assert logits.shape == wanted.shape
+    assert 0 < (logits - wanted).abs().max() < wanted.abs().max()
+
+
+def test_the_transformer_layer_that_reads_weights_of_others() -> None:
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval()
+    model = nn.Sequential(layer, nn.Linear(16, 16))
+    found = reasons(convert(model))
+    assert (
+        found["0.linear1"]
+        == found["0.linear2"]
+        == "its TransformerEncoderLayer reads the weight without calling the layer"
+    )
+    assert found["0.self_attn.out_proj"].startswith("NonDynamicallyQuantizableLinear is a subclass")
+    assert found["0.self_attn"] == "a MultiheadAttention, no linear layer"
+    assert found["1"] == "FP8"
+    assert model(torch.ones(1, 3, 16)).shape == (1, 3, 16)
+
+
+def corrupt(change: Callable[[Model], None]) -> Model:
+    model = made()
+    change(model)
+    return model
+
+
+def set_nan(model: Model) -> None:
+    model.layers[2][2].weight.data[0, 0] = float("nan")  # type: ignore[index]
+
+
+def to_meta(model: Model) -> None:
+    model.layers[2].to("meta")
+
+
+STATIC = {f"layers.{i}.{j}": 0.01 for i in range(3) for j in (0, 2)}
+
+
+@pytest.mark.parametrize(
+    ("model", "recipe", "options", "error", "words"),
+    [
+        (
+            made(),
+            "row",
+            {"skip": ["lm_head"]},
+            ValueError,
+            r"skip: got 'lm_head', which matches none of .*there is 'head'",
+        ),
+        (
+            made(),
+            "row",
+            {"only": ["layers.0"]},
+            ValueError,
+            r"only: got 'layers.0', which matches none.*'layers.0\.\*'",
+        ),
+        (made(), "row", {"only": ["layers.*", "x"]}, ValueError, "only: got 'x', which matches none"),
+        (made(), "row", {"only": []}, ValueError, "no layer to convert .*not among only"),
+        (made(), "row", {"skip": ["*"]}, ValueError, r"no layer to convert .*skip: '\*'"),
+        (made(), "row", {"skip": "head"}, TypeError, "skip: got 'head'; give a list of name patterns"),
+        (made(), "row", {"skip": [1]}, TypeError, "skip: got 1 among the patterns"),
+        (made(), "row", {"tied": "both"}, ValueError, "tied: got 'both'"),
+        (made(), "row", {"backend": "gpu"}, ValueError, "backend: got 'gpu'"),
+        (made(), "row", {"keep_weight": 1}, TypeError, "keep_weight: got 1"),
+        (made(), "rows", {}, ValueError, "recipe: got 'rows'"),
+        (made(), "row", {"calibration": STATIC}, ValueError, "calibration: got one for a dynamic recipe"),
+        (made(), "row-static", {}, TypeError, "calibration: got NoneType; a static recipe needs"),
+        (made(), "row-static", {"calibration": {**STATIC, "layers.2.0": 0.0}}, ValueError, "got 0.0 for layers.2.0"),
+        (made(), "row-static", {"calibration": {**STATIC, "layers.2.0": 1}}, ValueError, "got 1 for layers.2.0"),
+        (
+            made(),
+            "row-static",
+            {"calibration": {name: scale for name, scale in STATIC.items() if name != "layers.2.2"}},
+            ValueError,
+            "calibration: it has no scale for layers.2.2; give batches that reach",
+        ),
+        (
+            made(),
+            "row-static",
+            {"calibration": Calibration(STATIC, torch.float8_e5m2, "absmax", 1, ())},
+            ValueError,
+            "calibration: got scales for torch.float8_e5m2",
+        ),
+        (corrupt(set_nan), "row", {}, ValueError, "layers.2.2: its weight holds NaN or Inf"),
+        (corrupt(to_meta), "row", {}, ValueError, "layers.2.0: its weight is on the meta device.*load the model's"),
+        (nn.Linear(2, 2), "row", {}, TypeError, "model: got a Linear, which is in no model; use Fp8Linear.from_linear"),
+        (nn.Sequential(nn.ReLU()), "row", {}, ValueError, r"no layer to convert \(no linear layer\)"),
+        ("model", "row", {}, TypeError, "model: got str"),
+    ],
+)
+def test_a_failed_call_changes_nothing(
+    model: Any, recipe: str, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    before = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    with pytest.raises(error, match=words):
+        convert_(model, recipe, **{"backend": "emulate", **options})
+    after = dict(model.named_modules()) if isinstance(model, nn.Module) else {}
+    assert before.keys() == after.keys()
+    assert all(after[name] is module for name, module in before.items())
+
+
+def test_an_error_in_the_middle_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, real, calls = made(), Fp8Linear.from_linear, []
+
+    def failing(*arguments: Any, **options: Any) -> Fp8Linear:
+        calls.append(1)
+        if len(calls) == 4:
+            raise MemoryError("no memory left")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(Fp8Linear, "from_linear", failing)
+    before = list(model.modules())
+    with pytest.raises(MemoryError):
+        convert(model)
+    assert len(calls) == 4
+    assert list(model.modules()) == before
+
+
+def test_static_conversion_uses_the_calibrated_scales() -> None:
+    model = made()
+    calibration = calibrate(model, [IDS], "row-static", show=False)
+    convert(model, "row-static", calibration=calibration)
+    for name, layer in model.named_modules():
+        if isinstance(layer, Fp8Linear):
+            assert layer.input_scale is not None
+            assert layer.input_scale.item() == calibration[name]
+    assert model(IDS).shape == (6, 40)
+
+
+def test_options_reach_the_layers() -> None:
+    model = made().half()
+    model.train()
+    convert(model, only=["layers.0.*"], batch_invariant=True, keep_weight=True)
+    layer = model.layers[0][0]  # type: ignore[index]
+    assert isinstance(layer, Fp8Linear)
+    assert (layer.backend, layer.batch_invariant, layer.training) == ("emulate", True, True)
+    assert layer.kept_weight is not None
+    assert layer.kept_weight.dtype == torch.float16
+    assert model.get_parameter("layers.0.0.bias") is layer.bias
+
+
+def test_the_report_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.ModuleList(nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 16)) for _ in range(4))
+    report = convert_(model, "block-ue8m0", skip=["2.0"], backend="emulate")
+    printed = capsys.readouterr().out
+    assert printed == f"{report}\n"
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines[1][:7] == ["{0-1,3}.0", "3", "Linear", "16", "x", "32", "FP8"]
+    assert lines[2][:7] == ["{0-3}.1", "4", "Linear", "16", "x", "16", "FP8"]
+    assert lines[3][:8] == ["2.0", "1", "Linear", "16", "x", "32", "skip:", "'2.0'"]
+    assert (
+        printed.splitlines()[-2]
+        == "7 of 8 linear layers converted: weight e4m3 128x128 ue8m0, x e4m3 1x128 dynamic ue8m0"
+    )
+    out = io.StringIO()
+    Console(file=out, width=120, highlight=False, force_terminal=True).print(report)
+    assert "{0-1,3}.0" in out.getvalue()
+    assert "7 of 8 linear layers converted" in out.getvalue()
+
+
+def test_it_needs_no_rich(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("fp8ref.conversion.util.find_spec", lambda _: None)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    convert_(nn.Sequential(nn.Linear(2, 2)), "row")
+    assert "1 of 1 linear layers converted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["row", "row-fast", "tensor", "tensor-fast", "block"])
+def test_the_perplexity_is_that_of_the_report(name: str) -> None:
+    """The oracle backend and ``fp8ref report`` compute the same layer: every token's loss is equal, bit for bit."""
+    from fp8ref.report import RECIPES, measure
+
+    recipe = fp8ref.RECIPES[name]
+    known = next(r for r in RECIPES.values() if r.unit == "sm90" and r.weight_scaling == recipe.weight_scaling
+                 and r.use_fast_accum == recipe.use_fast_accum)  # fmt: skip
+    model, text = tiny_model(), tokens(100)
+    wanted = measure(model, text, [known]).recipes[0]
+    model.eval()
+    # The report leaves the head alone, and cuts no K for few rows.
+    convert(model, name, skip=["head"], batch_invariant=True)
+    with torch.no_grad():
+        logits = model(text[None], use_cache=False).logits[0].log_softmax(-1)
+    assert tuple(-logits[:-1].gather(1, text[1:, None])[:, 0].double()) == wanted.nll
