@@ -58,11 +58,10 @@ def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span], eng
     if unit.products_per_step is None:
         yield from _walk(a, b, _Exact(), spans)
     elif is_compiled(engine, a.device):
-        formats = FORMATS[a.dtype], FORMATS[b.dtype]
         if a.device.type == "cuda":
-            yield from _walk(a, b, CompiledCuda(unit, *formats, spans, a.shape[1], a.device), spans)
+            yield from _walk(a, b, CompiledCuda(unit, spans, a.shape[1], a.device), spans)
         else:
-            yield from _walk(a, b, Compiled(unit, *formats, spans, a.shape[1]), spans)
+            yield from _walk(a, b, Compiled(unit, FORMATS[a.dtype], FORMATS[b.dtype], spans, a.shape[1]), spans)
     else:
         yield from _walk(a, b, _Steps(unit, FORMATS[a.dtype], FORMATS[b.dtype], a.device.type), spans)
 

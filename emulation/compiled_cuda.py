@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8ref.emulation.decode import Span, k_order
-from fp8ref.emulation.formats import Fp8Format
+from fp8ref.emulation.formats import FORMATS
 from fp8ref.emulation.units import TensorCoreUnit
 
 _ZERO_EXPONENT = -64  # as in compiled_loops: any other factor's exponent added, it is below every product's
 _TILE_OUTPUTS = 1 << 24
 _CHAIN_OUTPUTS = 1 << 26
-_CELL = 512
-_CHUNK = 16
-_WARPS = 4
+# Measured on an H200: cells of 32 x 32 or 16 x 32 outputs, 8 products of each at a time.
+_BLOCK_N = 32
+_CHUNK = 8
 _ELEMENTS = 1024
 
 
@@ -63,18 +63,17 @@ class _Plan:
     first_steps: Tensor
 
 
-class CompiledCuda:
-    """A tensor-core unit on two formats, for the chains of K that ``spans`` names."""
+class _Operand(NamedTuple):
+    """Finite FP8 values, fp32 [steps * length, rows], and their exponents, int8."""
 
-    def __init__(
-        self,
-        unit: TensorCoreUnit,
-        format_a: Fp8Format,
-        format_b: Fp8Format,
-        spans: Sequence[Span],
-        k: int,
-        device: torch.device,
-    ) -> None:
+    values: Tensor
+    exponents: Tensor
+
+
+class CompiledCuda:
+    """A tensor-core unit, for the chains of K that ``spans`` names."""
+
+    def __init__(self, unit: TensorCoreUnit, spans: Sequence[Span], k: int, device: torch.device) -> None:
         """Raise ImportError without Triton."""
         from fp8ref.emulation.jit_chains import chains_kernel
 
@@ -88,35 +87,39 @@ class CompiledCuda:
             torch.tensor([0, *steps], dtype=torch.int32, device="cpu").cumsum(0, dtype=torch.int32).to(device),
         )
         self.chain_count = len(spans)
-        self.constants = _constants(unit, format_a, format_b, length, steps_per_instruction)
+        self.constants = _constants(unit, length, steps_per_instruction)
 
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
         """Outputs and codes of a tile take some hundred megabytes at most."""
         width = max(64, min(n, 1 << 14, (1 << 27) // max(k, 1)))
         return max(1, min(m, _TILE_OUTPUTS // width)), width
 
-    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:  # noqa: ARG002 - as the other engines take it
-        """Lay out the codes of ``operand`` [rows, K] as [steps * length, rows], zero where a slot has no k."""
+    def prepare(self, operand: Tensor, spans: Sequence[Span]) -> _Operand:  # noqa: ARG002 - as the other engines take it
+        """Lay out ``operand`` [rows, K] as [steps * length, rows], zero where a slot has no k."""
+        fmt = FORMATS[operand.dtype]
         by_k = operand.view(torch.uint8).t()
         padded = torch.cat([by_k, by_k.new_zeros(1, by_k.shape[1])])
-        return padded.index_select(0, self.plan.slots)
+        codes = padded.index_select(0, self.plan.slots)
+        magnitude = codes & 0x7F
+        exponents = (magnitude >> fmt.mantissa_bits).clamp_(min=1).to(torch.int8).sub_(fmt.bias)
+        return _Operand(codes.view(fmt.dtype).float(), exponents.masked_fill_(magnitude == 0, _ZERO_EXPONENT))
 
-    def chains(self, a: Tensor, b: Tensor, spans: Sequence[Span]) -> CudaChains:  # noqa: ARG002 - as above
+    def chains(self, a: _Operand, b: _Operand, spans: Sequence[Span]) -> CudaChains:  # noqa: ARG002 - as above
         """Run each chain of one tile; yields fp32 [M, N]."""
         return CudaChains(self._groups(a, b))
 
-    def _groups(self, a: Tensor, b: Tensor) -> Iterator[Tensor]:
+    def _groups(self, a: _Operand, b: _Operand) -> Iterator[Tensor]:
         """Yield the results of as many consecutive chains as fit into memory, fp32 [chains, M, N]."""
-        m, n = a.shape[1], b.shape[1]
+        m, n = a.values.shape[1], b.values.shape[1]
         group = max(1, min(_CHAIN_OUTPUTS // max(1, m * n), 32768))
-        block_m = min(16, 1 << (m - 1).bit_length())
-        block_n = _CELL // block_m
-        cells = -(-m // block_m) * -(-n // block_n)
+        block_m = 32 if m > 16 else 16
+        cells = -(-m // block_m) * -(-n // _BLOCK_N)
         for start in range(0, self.chain_count, group):
-            out = torch.empty(min(group, self.chain_count - start), m, n, dtype=torch.float32, device=a.device)
-            self.kernel[(cells, out.shape[0])](
-                a, b, self.plan.first_steps[start:], out, m, n,
-                BLOCK_M=block_m, BLOCK_N=block_n, num_warps=_WARPS, **self.constants,
+            shape = min(group, self.chain_count - start), m, n
+            out = torch.empty(shape, dtype=torch.float32, device=a.values.device)
+            self.kernel[(cells, shape[0])](
+                a.values, a.exponents, b.values, b.exponents, self.plan.first_steps[start:], out, m, n,
+                BLOCK_M=block_m, BLOCK_N=_BLOCK_N, num_warps=block_m // 4, **self.constants,
             )  # fmt: skip
             yield out
 
@@ -168,9 +171,7 @@ def _slots(unit: TensorCoreUnit, spans: Sequence[Span], k: int, length: int) -> 
     return pad(slots, (0, length - slots.shape[1]), value=k).flatten()
 
 
-def _constants(
-    unit: TensorCoreUnit, format_a: Fp8Format, format_b: Fp8Format, length: int, steps_per_instruction: int
-) -> dict[str, Any]:
+def _constants(unit: TensorCoreUnit, length: int, steps_per_instruction: int) -> dict[str, Any]:
     """Return the compile-time arguments: int32 holds the sum of a chunk, ``total`` that of a step and c."""
     import triton
     import triton.language as tl
@@ -190,9 +191,5 @@ def _constants(
         "INTEGER": tl.int32 if narrow else tl.int64,
         "WIDE": wide,
         "IN_PLACE": not wide and isinstance(chains_kernel, triton.JITFunction),
-        "MANTISSA_BITS_A": format_a.mantissa_bits,
-        "BIAS_A": format_a.bias,
-        "MANTISSA_BITS_B": format_b.mantissa_bits,
-        "BIAS_B": format_b.bias,
         "ZERO": _ZERO_EXPONENT,
     }

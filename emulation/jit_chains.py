@@ -17,26 +17,6 @@ kernel: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["M",
 
 
 @jit
-def decode(codes, MANTISSA_BITS: tl.constexpr, BIAS: tl.constexpr, ZERO: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the fp32 values of finite FP8 codes and their exponents, ZERO for zero."""
-    code = codes.to(tl.int32)
-    magnitude = code & 0x7F
-    field = magnitude >> MANTISSA_BITS
-    normal = ((magnitude << (23 - MANTISSA_BITS)) + ((127 - BIAS) << 23)).to(tl.float32, bitcast=True)
-    subnormal = magnitude.to(tl.float32) * (1.0 / (1 << (BIAS + MANTISSA_BITS - 1)))
-    value = tl.where(field > 0, normal, subnormal)
-    exponent = tl.where(magnitude > 0, tl.maximum(field, 1) - BIAS, ZERO)
-    return tl.where(code > 0x7F, -value, value), exponent
-
-
-@jit
-def load_step(operand, step, rows, LENGTH: tl.constexpr, start: tl.constexpr, CHUNK: tl.constexpr, offsets):  # type: ignore[no-untyped-def]
-    """Load the codes of a chunk of one step, [CHUNK, rows of the cell]; zero beyond the operand."""
-    slot = (step * LENGTH + start + tl.arange(0, CHUNK)).to(tl.int64)
-    return tl.load(operand + slot[:, None] * rows + offsets[None, :], mask=(offsets < rows)[None, :], other=0)
-
-
-@jit
 def power_of_two(exponent):  # type: ignore[no-untyped-def]
     """Return 2 ** exponent in fp32, for the exponents of normal numbers."""
     return ((exponent + 127) << 23).to(tl.float32, bitcast=True)
@@ -75,35 +55,17 @@ def truncate_product(x, y, magic):  # type: ignore[no-untyped-def]
 
 @kernel
 def chains_kernel(  # type: ignore[no-untyped-def]
-    a,
-    b,
-    first_steps,
-    out,
-    M,
-    N,
-    LENGTH: tl.constexpr,
-    CHUNK: tl.constexpr,
-    F: tl.constexpr,
-    B: tl.constexpr,
-    RESTART_EVERY: tl.constexpr,
-    REAL: tl.constexpr,
-    INTEGER: tl.constexpr,
-    WIDE: tl.constexpr,
-    IN_PLACE: tl.constexpr,
-    MANTISSA_BITS_A: tl.constexpr,
-    BIAS_A: tl.constexpr,
-    MANTISSA_BITS_B: tl.constexpr,
-    BIAS_B: tl.constexpr,
-    ZERO: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-):
-    """Run chain ``program_id(1)`` on codes ``a`` [steps * LENGTH, M] and ``b`` [steps * LENGTH, N] into ``out``.
+    a, of_a, b, of_b, first_steps, out, M, N,
+    LENGTH: tl.constexpr, CHUNK: tl.constexpr, F: tl.constexpr, B: tl.constexpr, RESTART_EVERY: tl.constexpr,
+    REAL: tl.constexpr, INTEGER: tl.constexpr, WIDE: tl.constexpr, IN_PLACE: tl.constexpr, ZERO: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Run chain ``program_id(1)`` of ``a`` [steps * LENGTH, M] and ``b`` [steps * LENGTH, N] into ``out``.
 
-    ``first_steps`` [all chains + 1] cuts the steps into chains; ``out`` is fp32 [all chains, M, N]. RESTART_EVERY
-    steps begin at +0 and join the total in fp32; 0 carries the accumulator through the chain. IN_PLACE truncates
-    products where they are instead of as integers; for sums that are not WIDE, and not for Triton's interpreter, which
-    knows no machine instructions.
+    Values are fp32, their exponents ``of_a`` and ``of_b`` int8, ZERO for zero. ``first_steps`` [all chains + 1] cuts
+    the steps into chains; ``out`` is fp32 [all chains, M, N]. RESTART_EVERY steps begin at +0 and join the total in
+    fp32; 0 carries the accumulator through the chain. IN_PLACE truncates products where they are instead of as
+    integers; for sums that are not WIDE, and not for Triton's interpreter, which knows no machine instructions.
     """
     chain = tl.program_id(1)
     cells = tl.cdiv(N, BLOCK_N)
@@ -113,12 +75,16 @@ def chains_kernel(  # type: ignore[no-untyped-def]
     last = tl.load(first_steps + chain + 1)
     carried = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    # Rows past the end are read as the last row, which needs no mask, and never stored.
+    slots = first.to(tl.int64) * LENGTH + tl.arange(0, CHUNK)
+    at_a = slots[:, None] * M + tl.minimum(rows, M - 1)[None, :]
+    at_b = slots[:, None] * N + tl.minimum(columns, N - 1)[None, :]
     for step in range(first, last):
         peak = tl.full([BLOCK_M, BLOCK_N], ZERO, tl.int32)
         for start in tl.static_range(0, LENGTH, CHUNK):
-            _, of_a = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
-            _, of_b = decode(load_step(b, step, N, LENGTH, start, CHUNK, columns), MANTISSA_BITS_B, BIAS_B, ZERO)
-            peak = tl.maximum(peak, tl.max(of_a[:, :, None] + of_b[:, None, :], axis=0))
+            x = tl.load(of_a + at_a + start * M).to(tl.int32)
+            y = tl.load(of_b + at_b + start * N).to(tl.int32)
+            peak = tl.maximum(peak, tl.max(x[:, :, None] + y[:, None, :], axis=0))
         of_carried = ((carried.to(tl.int32, bitcast=True) >> 23) & 255) - 127
         peak = tl.maximum(peak, of_carried)
         magic = power_of_two(23 - F + peak).to(tl.int32, bitcast=True)
@@ -128,11 +94,10 @@ def chains_kernel(  # type: ignore[no-untyped-def]
         else:
             aligned = (carried.to(REAL) * scale.to(REAL)).to(INTEGER).to(tl.int64 if WIDE else tl.int32)
         for start in tl.static_range(0, LENGTH, CHUNK):
-            x, _ = decode(load_step(a, step, M, LENGTH, start, CHUNK, rows), MANTISSA_BITS_A, BIAS_A, ZERO)
-            y, _ = decode(load_step(b, step, N, LENGTH, start, CHUNK, columns), MANTISSA_BITS_B, BIAS_B, ZERO)
-            x, y = x[:, :, None], y[:, None, :]
+            x = tl.load(a + at_a + start * M)[:, :, None]
+            y = tl.load(b + at_b + start * N)[:, None, :]
             if IN_PLACE:
-                aligned += tl.sum(truncate_product(x, y, sign_of(x) ^ sign_of(y) ^ magic[None, :, :]), axis=0)
+                aligned += tl.sum(truncate_product(x, y, sign_of(x) ^ (sign_of(y) ^ magic[None, :, :])), axis=0)
             else:
                 products = (x * y).to(REAL) * scale[None, :, :].to(REAL)
                 aligned += tl.sum(products.to(INTEGER), axis=0)
@@ -146,6 +111,8 @@ def chains_kernel(  # type: ignore[no-untyped-def]
             whole = (step + 1 - first) % RESTART_EVERY == 0
             total = tl.where(whole, total + carried, total)
             carried = tl.where(whole, 0.0, carried)
+        at_a += LENGTH * M
+        at_b += LENGTH * N
     if RESTART_EVERY == 0:
         total = carried
     place = out + chain.to(tl.int64) * M * N + rows.to(tl.int64)[:, None] * N + columns[None, :]

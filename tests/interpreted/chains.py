@@ -8,7 +8,6 @@ from torch import Tensor
 from fp8ref.emulation.chain import tiles
 from fp8ref.emulation.compiled_cuda import CompiledCuda, CudaChains
 from fp8ref.emulation.decode import Span
-from fp8ref.emulation.formats import FORMATS
 from fp8ref.emulation.specials import finite_part
 from fp8ref.emulation.units import TensorCoreUnit
 
@@ -34,7 +33,7 @@ def differing(
     """Count the bits in which the chains of the two engines differ."""
     k = max(stop for _, stop in spans)
     a, b = _codes(m, k, dtypes[0], seed, spread), _codes(n, k, dtypes[1], seed + 1, spread)
-    engine = CompiledCuda(unit, FORMATS[dtypes[0]], FORMATS[dtypes[1]], spans, k, torch.device("cpu"))
+    engine = CompiledCuda(unit, spans, k, torch.device("cpu"))
     mine = torch.stack(list(engine.chains(engine.prepare(a, spans), engine.prepare(b, spans), spans)))
     theirs = torch.full_like(mine, float("nan"))
     for tile in tiles(a, b.t(), unit, spans, "torch"):
