@@ -196,4 +196,5 @@ def in_bytes(count: int) -> str:
         size, unit = size / 1000.0, unit + 1
     if unit == 0:
         return str(count)
-    return f"{size:.{max(0, 3 - len(str(int(abs(size)))))}f} {('', 'kB', 'MB', 'GB', 'TB')[unit]}"
+    decimals = 2 if abs(size) < 9.995 else 1 if abs(size) < 99.95 else 0
+    return f"{size:.{decimals}f} {('', 'kB', 'MB', 'GB', 'TB')[unit]}"
