@@ -60,8 +60,9 @@ slow: setup ## The tests marked slow
 gpu: setup ## The tests that need an NVIDIA GPU with FP8 units
 	$(PYTEST) -m gpu
 
-fuzz: setup ## The property-based tests on fresh random examples, many more of them
-	HYPOTHESIS_PROFILE=fuzz $(PYTEST) $(PARALLEL) -m 'not gpu'
+MINUTES ?= 5
+fuzz: setup ## The property-based tests on new random examples, for MINUTES=5; failures are kept in tests/fuzz_failures
+	$(BIN)/python scripts/fuzz.py $(MINUTES)
 
 docs: setup ## The documentation site, in docs/_build/html; a warning is an error
 	$(BIN)/sphinx-build --fail-on-warning --keep-going -q -b html docs docs/_build/html

@@ -3,29 +3,68 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# "ci" gives every run the same examples, so that a failure belongs to the change at hand; "fuzz" looks for new ones.
-# Time must never decide a result: no deadline, and no health check that a slow machine could fail.
+KEPT_FAILURES = Path(__file__).resolve().parent / "fuzz_failures"
+"""What `make fuzz` found, as Hypothesis's examples: every run tries them first."""
+
+# "ci" gives every run the same examples, so that a failure belongs to the change at hand; "fuzz" looks for new ones and
+# keeps what fails. Time must never decide a result: no deadline, and no health check that a slow machine could fail.
 settings.register_profile(
     "ci",
-    derandomize=True,
+    # The same examples come from the seed below: with derandomize=True Hypothesis would not look at the kept ones.
+    database=ReadOnlyDatabase(DirectoryBasedExampleDatabase(KEPT_FAILURES)),
     max_examples=100,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("fuzz", settings.get_profile("ci"), derandomize=False, max_examples=2000)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+settings.register_profile(
+    "fuzz",
+    settings.get_profile("ci"),
+    database=DirectoryBasedExampleDatabase(os.environ.get("FP8REF_KEPT_FAILURES", KEPT_FAILURES)),
+    max_examples=500,
+)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis's plugin reads the option
+def pytest_configure(config: pytest.Config) -> None:
+    """Fix the seed of the examples, but not when fuzzing, and not when one was given."""
+    if PROFILE == "ci" and config.getoption("--hypothesis-seed") is None:
+        config.option.hypothesis_seed = 0
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """File kept failures under the name of their test, not its text; when fuzzing run nothing else, in random order."""
+    functions = [(item, item.obj) for item in items if isinstance(item, pytest.Function)]
+    found = [(item, test) for item, test in functions if getattr(test, "is_hypothesis_test", False)]
+    for item, test in found:
+        test._hypothesis_internal_database_key = item.nodeid.split("[")[0].encode()
+    if PROFILE == "fuzz":
+        chosen = {id(item) for item, _ in found}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in chosen])
+        modules: dict[str, list[pytest.Item]] = {}
+        for item, _ in found:
+            modules.setdefault(item.nodeid.split("::")[0], []).append(item)
+        order = list(modules.values())
+        random.shuffle(order)
+        items[:] = [item for module in order for item in random.sample(module, len(module))]
+
 
 # Under pytest-xdist the processes share the cores; torch's own threads on top would only take them from each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
+    import torch
+
     torch.set_num_threads(1)
 
 

@@ -1,0 +1,66 @@
+"""`make fuzz` keeps what it finds, and every later run of that test tries it first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from package_files import ROOT
+
+FAILS = """
+from hypothesis import given, strategies as st
+
+@given(st.integers(0, 2**62))
+def test_small(x):
+    assert x < 1_000_000
+"""
+# Another text of the same test: what is kept is filed under its name.
+LATER = FAILS.replace("assert x < 1_000_000", "print('tried', x)\n    assert x != 1_000_000")
+
+
+def run(*command: str, kept: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "FP8REF_KEPT_FAILURES": str(kept), "HYPOTHESIS_PROFILE": "ci"}
+    environment.pop("PYTEST_XDIST_WORKER", None)  # these are no processes of pytest-xdist
+    return subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+
+
+def test_a_failure_is_kept_and_tried_first(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    kept, test = tmp_path / "fuzz_failures", tmp_path / "test_found.py"
+    test.write_text(LATER)
+    pytest_run = ("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(test))
+    assert run(*pytest_run, kept=kept).returncode == 0, "the examples of every run do not find it"
+
+    test.write_text(FAILS)
+    fuzzed = run(str(ROOT / "scripts" / "fuzz.py"), "0", str(test), kept=kept)
+    assert fuzzed.returncode == 1, fuzzed.stdout + fuzzed.stderr
+    assert "x=1000000" in fuzzed.stdout.replace("_", "")
+    assert "Commit them" in fuzzed.stderr
+    files = [path for path in kept.rglob("*") if path.is_file()]
+    assert files
+
+    test.write_text(LATER)
+    replayed = run(*pytest_run, kept=kept)
+    assert replayed.returncode == 1, replayed.stdout
+    assert replayed.stdout.split("tried ")[1].split()[0] == "1000000"
+    assert [path for path in kept.rglob("*") if path.is_file()] == files, "replaying writes nothing"
+
+
+def test_without_failures_it_says_so(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    test = tmp_path / "test_right.py"
+    test.write_text(FAILS.replace("assert x < 1_000_000", "assert x >= 0"))
+    done = run(str(ROOT / "scripts" / "fuzz.py"), "0", str(test), kept=tmp_path / "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.startswith("fuzz: 0 minutes, ")
+
+
+def test_minutes_are_a_number(tmp_path: Path) -> None:
+    done = run(str(ROOT / "scripts" / "fuzz.py"), "soon", kept=tmp_path)
+    assert done.returncode == 1
+    assert "got 'soon'; give a number of minutes" in done.stderr
