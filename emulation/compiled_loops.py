@@ -67,7 +67,7 @@ class Workspace(NamedTuple):
     """Zero between two steps."""
 
 
-def _use_wide_vectors() -> None:
+def use_wide_vectors() -> None:
     """Nothing, as Python runs it; compiled, it has the function that calls it use the processor's widest vectors.
 
     A function is compiled before it is put in line: each has to call this for itself.
@@ -88,7 +88,7 @@ def _decode(
     codes: NDArray[np.uint8], mantissa_bits: int, bias: int, values: NDArray[Any], exponents: NDArray[np.int8]
 ) -> None:
     """Turn codes into values and exponents, those of subnormals the smallest normal one; fp32 holds it all exactly."""
-    _use_wide_vectors()
+    use_wide_vectors()
     place = np.float32(1 << mantissa_bits)
     per_place = np.float32(1.0) / place
     bias32, of_power = np.int32(bias), np.int32(127 - bias - mantissa_bits)
@@ -104,7 +104,7 @@ def _decode(
 
 def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]) -> None:
     """Find the largest exponent among a step's products: ``a`` [L] of one row by ``b`` [L, BLOCK]."""
-    _use_wide_vectors()
+    use_wide_vectors()
     peak[:] = ZERO_EXPONENT  # bounds the scale of a step in which everything is zero
     for k in range(0, a.shape[0], UNROLL):
         a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
@@ -121,7 +121,7 @@ def _find_peaks(a: NDArray[np.int8], b: NDArray[np.int8], peak: NDArray[np.int8]
 
 def _add_products(a: NDArray[Any], b: NDArray[Any], scale: NDArray[Any], sums: NDArray[Any]) -> None:
     """Add the scaled and truncated products of ``a`` [L] by ``b`` [L, BLOCK] to ``sums``; the conversion truncates."""
-    _use_wide_vectors()
+    use_wide_vectors()
     integer = sums.dtype.type
     for k in range(0, a.shape[0], UNROLL):
         a0, a1, a2, a3 = a[k], a[k + 1], a[k + 2], a[k + 3]
@@ -135,7 +135,7 @@ def _add_products(a: NDArray[Any], b: NDArray[Any], scale: NDArray[Any], sums: N
 
 def _align(c: NDArray[np.float32], peak: NDArray[np.int8], unit: Unit, work: Workspace) -> None:
     """Set the scales to ``2 ** (F - emax)`` and its inverse, and start the sums from the aligned ``c``."""
-    _use_wide_vectors()
+    use_wide_vectors()
     field = integer = work.sums.dtype.type
     c_bits = c.view(np.int32)
     scale_bits, unscale_bits, scale, sums = work.scale_bits, work.unscale_bits, work.scale, work.sums
@@ -153,7 +153,7 @@ def _align(c: NDArray[np.float32], peak: NDArray[np.int8], unit: Unit, work: Wor
 
 def _carry(sums: NDArray[Any], total: NDArray[np.float64]) -> None:
     """Add the sums to the totals and start them anew."""
-    _use_wide_vectors()
+    use_wide_vectors()
     for j in range(sums.shape[0]):
         total[j] += sums[j]
         sums[j] = 0
@@ -161,7 +161,7 @@ def _carry(sums: NDArray[Any], total: NDArray[np.float64]) -> None:
 
 def _finish(c: NDArray[np.float32], mask: int, work: Workspace) -> None:
     """Truncate sums and totals together to the significant bits; store them, back in their place, in ``c``."""
-    _use_wide_vectors()
+    use_wide_vectors()
     sums, total, unscale = work.sums, work.total, work.unscale
     for j in range(c.shape[0]):
         bits = np.int64(np.float64(total[j] + sums[j]).view(np.int64) & mask)
@@ -197,7 +197,7 @@ def promote(
         of_column: scales [N].
         order: JOINED multiplies the two scales first; ROW_FIRST the chain by its row's, ROW_LAST by its column's.
     """
-    _use_wide_vectors()
+    use_wide_vectors()
     for i in range(total.shape[0]):
         scale, sums, results = of_row[i], total[i], chain[i]
         if order == JOINED:
@@ -224,7 +224,7 @@ def run_steps(
         work: memory for M rows.
         c: fp32, C-contiguous.
     """
-    _use_wide_vectors()
+    use_wide_vectors()
     m, n = c.shape
     length = slots.shape[1]
     for left in range(0, n, BLOCK):

@@ -21,9 +21,9 @@ from fp8ref.emulation.compiled_loops import (
     _finish,
     _fma,
     _take,
-    _use_wide_vectors,
     promote,
     run_steps,
+    use_wide_vectors,
 )
 
 RunSteps = Callable[[Operand, Operand, NDArray[np.int64], Unit, Workspace, NDArray[np.float32]], None]
@@ -38,18 +38,27 @@ def compiled_run_steps() -> RunSteps:
     Raises:
         ImportError: numba is not here, or does not work with this Python or this numpy.
     """
-    compiled: RunSteps = _compiled(run_steps, _take, _decode, _find_peaks, _align, _add_products, _carry, _finish)
+    compiled: RunSteps = compile_loops(run_steps, _take, _decode, _find_peaks, _align, _add_products, _carry, _finish)
     return compiled
 
 
 @cache
 def compiled_promote() -> Promote:
     """Return ``promote`` as numba compiles it; raises as :func:`compiled_run_steps` does."""
-    compiled: Promote = _compiled(promote, _fma)
+    compiled: Promote = compile_loops(promote, _fma)
     return compiled
 
 
-def _compiled(function: Callable[..., None], *helpers: Callable[..., object]) -> Any:
+def compile_loops(function: Callable[..., None], *helpers: Callable[..., object]) -> Any:
+    """Return ``function`` as numba compiles it at its first call, or finds it in its cache; it lets go of the GIL.
+
+    Args:
+        function: a module's function of arrays and numbers.
+        helpers: the functions that it calls.
+
+    Raises:
+        ImportError: numba is not here.
+    """
     from numba import njit
     from numba.extending import register_jitable
 
@@ -84,7 +93,7 @@ def _compile_use_wide_vectors() -> None:
 
     marking: Any = mark
 
-    @overload(_use_wide_vectors, inline="always")
+    @overload(use_wide_vectors, inline="always")
     def _() -> Callable[[], None]:
         def call() -> None:
             marking()
