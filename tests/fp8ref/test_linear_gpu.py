@@ -98,7 +98,7 @@ def test_a_calibrated_model() -> None:
     batches = [torch.randn(7, 256, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     for observer in ("absmax", "percentile"):
         current = copy.deepcopy(model)
-        calibration = calibrate(current, batches, "row-static", observer=observer)  # type: ignore[arg-type]
+        calibration = calibrate(current, batches, "row-static", observer=observer)
         convert_(current, "row-static", calibration=calibration, show=False)
         emulated = copy.deepcopy(current)
         for layer in emulated:

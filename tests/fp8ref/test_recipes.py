@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-import fp8ref
 from fp8ref import RECIPES, Recipe
 from fp8ref.emulation.scales import PAIRS, SCALINGS
 from fp8ref.recipes import recipe_of
@@ -104,12 +103,3 @@ def test_the_report_takes_every_dynamic_recipe() -> None:
         recipe = ReportRecipe(name="r", unit="sm90", **fields)
         results.append(measure(model, tokens(16), [recipe]).recipes[0].nll)
     assert len(set(results)) == 3, "a field left no trace"
-
-
-def test_a_bound_is_that_of_quantize() -> None:
-    x = torch.tensor([[1.0, 4000.0], [0.0, 0.0]])
-    q = fp8ref.quantize(x, scaling="row", absmax_bound=1200.0)
-    assert q.scale.flatten().tolist() == [torch.tensor(1200.0).div(448.0).item(), 1.0]
-    assert q.data[0, 1].float().item() == 448.0
-    with pytest.raises(ValueError, match=r"absmax_bound: got 1\.0 beside a given scale"):
-        fp8ref.quantize(x, scale=1.0, absmax_bound=1.0)

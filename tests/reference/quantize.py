@@ -31,11 +31,15 @@ def to_fp32(x: Fraction) -> Fraction | None:
     return round_to(number(x), FP32).magnitude
 
 
-def scale_of(absmax: Fraction, table: Table, scale_format: str) -> Fraction:
-    """The scale of a group with that largest finite magnitude."""
+def scale_of(absmax: Fraction, table: Table, scale_format: str, bound: float | None = None) -> Fraction:
+    """The scale of a group with that largest finite magnitude, clipped at the fp32 nearest to a bound."""
     rounded_absmax = to_fp32(absmax)
     if rounded_absmax is None:
         rounded_absmax = FP32.largest
+    if bound is not None:
+        limit = to_fp32(Fraction(bound))
+        assert limit is not None
+        rounded_absmax = min(rounded_absmax, limit)
     if rounded_absmax == 0:
         return Fraction(1)
     scale = to_fp32(rounded_absmax / table.values[-1])
@@ -48,14 +52,16 @@ def scale_of(absmax: Fraction, table: Table, scale_format: str) -> Fraction:
     return max(scale, Fraction(1, 2**126))
 
 
-def scales_of(x: list[list[float]], table: Table, scaling: str, scale_format: str) -> dict[Group, Fraction]:
+def scales_of(
+    x: list[list[float]], table: Table, scaling: str, scale_format: str, bound: float | None = None
+) -> dict[Group, Fraction]:
     """The scale of every group."""
     absmax: dict[Group, Fraction] = defaultdict(Fraction)
     for i, row in enumerate(x):
         for j, value in enumerate(row):
             group = group_of(i, j, scaling)
             absmax[group] = max(absmax[group], abs(Fraction(value)) if math.isfinite(value) else Fraction(0))
-    return {group: scale_of(largest, table, scale_format) for group, largest in absmax.items()}
+    return {group: scale_of(largest, table, scale_format, bound) for group, largest in absmax.items()}
 
 
 def code_of(value: float, scale: Fraction, table: Table, *, wide: bool) -> int:
