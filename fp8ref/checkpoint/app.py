@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_module
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Annotated
@@ -73,10 +74,15 @@ def _table(title: str, *columns: str) -> Table:
     return table
 
 
+def _natural(name: str) -> list[tuple[int, str]]:
+    """A key that sorts layer 2 before layer 10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
 def _layer_table(contents: Contents) -> Table:
     """One row for each FP8 layer."""
     table = _table(f"FP8 layers ({len(contents.layers)})", "layer", "[N, K]", "weight scales", "activations", "file")
-    for layer in contents.layers.values():
+    for layer in sorted(contents.layers.values(), key=lambda layer: _natural(layer.name)):
         shape = str(list(layer.weight.shape))
         cells = (layer.name, shape, describe_scales(layer), describe_activations(layer), layer.weight.file)
         table.add_row(*map(Text, cells))
@@ -89,7 +95,7 @@ def _tensor_table(contents: Contents) -> Table:
     rows += [(info, "not used") for info in contents.unused.values()]
     rows += [(info, "wrong, see below") for info in contents.rejected.values()]
     table = _table(f"Other tensors ({len(rows)})", "tensor", "shape", "dtype", "what becomes of it", "file")
-    for info, fate in rows:
+    for info, fate in sorted(rows, key=lambda row: _natural(row[0].name)):
         table.add_row(*map(Text, (info.name, str(list(info.shape)), info.dtype, fate, info.file)))
     return table
 

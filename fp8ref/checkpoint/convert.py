@@ -27,7 +27,11 @@ from fp8ref.checkpoint.writer import (
     replacing,
 )
 from fp8ref.emulation.quantize import quantize
+from fp8ref.emulation.scales import BLOCK
 from fp8ref.recipes import Recipe, recipe_of
+
+_CHUNK = 1 << 22
+"""Values that are quantised together."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,8 @@ def convert_checkpoint(
     check_target(target, overwrite=overwrite)
     if target.resolve() == source.resolve():
         raise CheckpointError(f"target: got the source {source} itself; give another folder")
-    kept, chosen = _choose(build_model(source), files, skip)
+    model = build_model(source)
+    kept, chosen = _choose(model, files, skip)
     before = files.nbytes()
     layers: list[ConvertedLayer] = []
     with replacing(target) as temporary, byte_bar("converting", before, show=progress) as done:
@@ -142,7 +147,8 @@ def convert_checkpoint(
     for name, reason in kept.items():
         info = files.tensors.get(f"{name}.weight")
         size = 0 if info is None else info.nbytes
-        layers.append(ConvertedLayer(name, () if info is None else info.shape, False, reason, size, size))
+        shape = tuple(model.get_submodule(name).get_parameter("weight").shape)
+        layers.append(ConvertedLayer(name, shape, False, reason, size, size))
     return CheckpointConversion(tuple(layers), before, writer.total)
 
 
@@ -227,9 +233,18 @@ def _convert_shard(
 
 
 def _quantise(info: TensorInfo, name: str, weight: Tensor, recipe: Recipe) -> dict[str, Tensor]:
-    """One weight in FP8, under the names of the format."""
-    if not bool(weight.isfinite().all()):
-        place = (~weight.isfinite()).nonzero()[0].tolist()
-        raise Broken.at(info.file, f"has {weight[tuple(place)].item()} at {place}; FP8 weights are finite", info.name)
-    scaled = quantize(weight, recipe.weight_dtype, scaling=recipe.weight_scaling)
-    return layer_tensors(name, scaled.data, scaled.scale)
+    """One weight in FP8, under the names of the format; some rows at a time, so that little is in memory twice."""
+    step = max(BLOCK, _CHUNK // max(1, weight.shape[1]) // BLOCK * BLOCK)
+    chunks = weight.split(step)
+    for number, chunk in enumerate(chunks):
+        if not bool(chunk.isfinite().all()):
+            row, column = (~chunk.isfinite()).nonzero()[0].tolist()
+            place = [number * step + row, column]
+            raise Broken.at(info.file, f"has {chunk[row, column].item()} at {place}; FP8 weights are finite", info.name)
+    scale = None
+    if recipe.weight_scaling == "tensor":
+        absmax = torch.stack([chunk.abs().amax().float() for chunk in chunks]).amax()
+        scale = quantize(absmax.reshape(1, 1), recipe.weight_dtype).scale
+    made = [quantize(chunk, recipe.weight_dtype, scaling=recipe.weight_scaling, scale=scale) for chunk in chunks]
+    scales = made[0].scale if scale is not None else torch.cat([part.scale for part in made])
+    return layer_tensors(name, torch.cat([part.data for part in made]), scales)

@@ -72,6 +72,16 @@ def test_converted_file_by_file_or_in_memory(recipe: str, source: Path, tmp_path
     assert all(layer.name in str(done) for layer in done.layers)
 
 
+@pytest.mark.parametrize("recipe", ["row", "tensor", "block"])
+def test_the_bits_do_not_depend_on_how_many_rows_are_quantised_together(
+    recipe: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fp8ref.convert_checkpoint(source, tmp_path / "whole", recipe)
+    monkeypatch.setattr("fp8ref.checkpoint.convert._CHUNK", 1)  # 128 rows: of 136, 8 are left
+    fp8ref.convert_checkpoint(source, tmp_path / "parts", recipe)
+    assert (tmp_path / "whole" / SINGLE).read_bytes() == (tmp_path / "parts" / SINGLE).read_bytes()
+
+
 def test_patterns_of_skip(source: Path, tmp_path: Path) -> None:
     done = fp8ref.convert_checkpoint(
         source, tmp_path / "fp8", skip=["lm_head", "model.layers.1", "re:.*[.]0[.]self_attn", "*.0.mlp.d*"]
