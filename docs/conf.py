@@ -41,6 +41,8 @@ suppress_warnings = ["mystnb.unknown_mime_type"]
 
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+# As fields: an attribute that is also a member would be described twice.
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
