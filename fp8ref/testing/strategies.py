@@ -38,8 +38,8 @@ _SPREAD = 6  # binades around one that "moderate" numbers lie in
 def moderate_bits(fmt: FloatFormat) -> st.SearchStrategy[int]:
     """Bit patterns of both signs within 2^6 of one."""
     spread = min(_SPREAD << fmt.fraction_bits, fmt.one)
-    within = st.integers(fmt.one - spread, fmt.one + spread)
-    return st.builds(lambda bits, sign: bits | sign, within, st.sampled_from((0, fmt.sign)))
+    away = st.integers(-spread, spread)  # shrinks to one
+    return st.builds(lambda places, sign: (fmt.one + places) | sign, away, st.sampled_from((0, fmt.sign)))
 
 
 @lru_cache
