@@ -184,7 +184,8 @@ class Fp8Linear(PackedModule):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., N] in the dtype of ``x`` [..., K]."""
-        kept = self.kept_weight
+        parameters = self._parameters  # as in ``packed``: several times faster than attributes
+        kept = parameters["kept_weight"]
         if torch.compiler.is_compiling():
             codes, scale = self._codes, self._scale
             if kept is not None:
@@ -199,8 +200,8 @@ class Fp8Linear(PackedModule):
         return scaled_linear(
             x,
             self.packed,
-            self.bias,
-            input_scale=self.input_scale,
+            parameters["bias"],
+            input_scale=self._buffers["input_scale"],
             use_fast_accum=r.use_fast_accum,
             batch_invariant=self.batch_invariant,
             backend=self.backend,

@@ -42,17 +42,20 @@ class PackedModule(nn.Module):
         self.register_buffer("_codes", packed.codes, persistent=False)
         self.register_buffer("_scale", packed.scale, persistent=False)
         self.register_buffer("input_scale", scale)
-        self.bias = checked_bias(bias, packed)
-        self.kept_weight = kept_weight
+        self.register_parameter("bias", checked_bias(bias, packed))
+        self.register_parameter("kept_weight", kept_weight)
         self._packed: PackedWeight | None = packed
         self._made_of: tuple[object, ...] | None = None
 
     @property
     def packed(self) -> PackedWeight:
         """The weight as the kernels take it; its tensors are this layer's own."""
-        packed, codes, scale = self._packed, self._codes, self._scale
+        # From the dictionary: torch's __getattr__ costs as much as the rest of this, several times a call.
+        packed, codes, scale = self._packed, self._buffers["_codes"], self._buffers["_scale"]
         if packed is None or packed.codes is not codes or packed.scale is not scale:
             kind = self.recipe.weight_scaling
+            assert codes is not None
+            assert scale is not None
             packed = PackedWeight(
                 codes, scale, "row" if kind == "tensor" else kind, self.out_features, self.in_features, kind == "tensor"
             )
@@ -106,7 +109,7 @@ class PackedModule(nn.Module):
         for name in held:
             self._buffers[name] = None
         try:
-            super()._apply(fn, recurse)
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         finally:
             self._buffers.update(held)
         for name, tensor in held.items():
@@ -124,7 +127,7 @@ class PackedModule(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take over a state of :meth:`__getstate__`."""
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._codes = self._codes.view(self.recipe.weight_dtype)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
