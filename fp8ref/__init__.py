@@ -10,7 +10,6 @@ from importlib.metadata import version as _version
 
 from fp8ref.calibrate import Calibration, calibrate
 from fp8ref.checkpoint import (
-    CheckpointConversion,
     CheckpointError,
     CheckpointWarning,
     Inspection,
@@ -46,7 +45,6 @@ __all__ = [
     "RECIPES",
     "UNITS",
     "Calibration",
-    "CheckpointConversion",
     "CheckpointError",
     "CheckpointWarning",
     "ConversionReport",

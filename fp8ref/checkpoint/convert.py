@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from fp8ref.checkpoint.files import CheckpointFiles, read_files
 from fp8ref.checkpoint.findings import Broken, CheckpointError, Finding
 from fp8ref.checkpoint.header import FLOATS, TensorInfo
 from fp8ref.checkpoint.progress import byte_bar
-from fp8ref.checkpoint.scheme import match_rank
 from fp8ref.checkpoint.writer import (
     MAX_SHARD,
     ShardWriter,
@@ -26,61 +25,15 @@ from fp8ref.checkpoint.writer import (
     is_checkpoint_file,
     replacing,
 )
+from fp8ref.conversion import ConversionReport, LayerConversion
 from fp8ref.emulation.quantize import quantize
 from fp8ref.emulation.scales import BLOCK
 from fp8ref.recipes import Recipe, recipe_of
+from fp8ref.selection import Found, check_matches, check_patterns, reason_to_keep, survey
+from fp8ref.sources import is_conv1d, weight_of
 
 _CHUNK = 1 << 22
 """Values that are quantised together."""
-
-
-@dataclass(frozen=True)
-class ConvertedLayer:
-    """What became of one linear layer: its name and shape, whether it is FP8 now, why not, and its bytes."""
-
-    name: str
-    shape: tuple[int, ...]
-    converted: bool
-    reason: str
-    bytes_before: int
-    bytes_after: int
-
-
-@dataclass(frozen=True)
-class CheckpointConversion:
-    """What :func:`convert_checkpoint` did; printed, it is a table.
-
-    Attributes:
-        layers: every linear layer.
-        bytes_before: of all tensors of the source.
-        bytes_after: of all tensors written.
-
-    >>> layer = ConvertedLayer("up", (4, 8), True, "row", 64, 48)
-    >>> print(CheckpointConversion((layer,), 164, 148))
-    up  [4, 8]  FP8: row  64 -> 48 bytes
-    1 of 1 linear layers in FP8; 164 -> 148 bytes in all
-    """
-
-    layers: tuple[ConvertedLayer, ...]
-    bytes_before: int
-    bytes_after: int
-
-    def __str__(self) -> str:
-        """One line for each layer and a total."""
-        rows = [
-            (
-                layer.name,
-                str(list(layer.shape)),
-                f"{'FP8' if layer.converted else 'kept'}: {layer.reason}",
-                f"{layer.bytes_before:,} -> {layer.bytes_after:,} bytes",
-            )
-            for layer in self.layers
-        ]
-        widths = [max((len(row[column]) for row in rows), default=0) for column in range(4)]
-        lines = ["  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        done = sum(layer.converted for layer in self.layers)
-        total = f"{self.bytes_before:,} -> {self.bytes_after:,} bytes in all"
-        return "\n".join([*lines, f"{done} of {len(rows)} linear layers in FP8; {total}"])
 
 
 def convert_checkpoint(
@@ -88,31 +41,37 @@ def convert_checkpoint(
     target: Path | str,
     recipe: Recipe | str = "row",
     *,
-    skip: Sequence[str] = ("lm_head",),
+    skip: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+    calibration: Mapping[str, float] | None = None,
     device: torch.device | str = "cpu",
     max_shard_size: int = MAX_SHARD,
     overwrite: bool = False,
     progress: bool = True,
-) -> CheckpointConversion:
+    show: bool = True,
+) -> ConversionReport:
     """Write an FP8 copy of a float32, bfloat16 or float16 checkpoint, in the format of :func:`fp8ref.save_checkpoint`.
 
     Args:
-        source: config.json and safetensors files of a transformers model; its ``nn.Linear`` layers are converted.
+        source: config.json and safetensors files of a transformers model.
         target: where to; it appears only when it is complete. Other files (tokenizer, licence) are copied.
-        recipe: dynamic, e4m3, with tensor, row or 128x128 scales.
-        skip: layers that stay as they are: names, last or first parts of them, wildcards, or ``re:`` and a regular
-            expression. Layers that are tied to an embedding stay too.
+        recipe: e4m3 with tensor, row or 128x128 scales.
+        skip: patterns of names to leave alone, as in :func:`fp8ref.convert_`; None leaves the output head alone, which
+            serving engines expect in 16 bits. Layers that are tied to an embedding stay in any case.
+        only: patterns of names; what none of them matches is left alone.
+        calibration: input scales by layer name, for a static recipe: what :func:`fp8ref.calibrate` returned.
         device: where the weights are quantised; the bits do not depend on it.
         max_shard_size: bytes of tensors in a file; about so much is in memory, and one tensor more.
         overwrite: True replaces a checkpoint that is there.
         progress: show a bar (needs rich, and a terminal).
+        show: print the report.
 
     Returns:
-        A :class:`CheckpointConversion`: every linear layer, and why it was left out if it was.
+        A :class:`fp8ref.ConversionReport`; its bytes are those of the files' tensors.
 
     Raises:
         CheckpointError: the source is broken, already quantised or holds a NaN or Inf; nothing is written.
-        ValueError: a recipe that the format cannot say; a pattern of ``skip`` that matches nothing.
+        TypeError, ValueError: a wrong argument, a recipe that the format cannot say, a pattern that matches nothing.
         ImportError: a package of the extra ``checkpoints`` is missing.
 
     >>> convert_checkpoint("no/such/folder", "new")
@@ -120,45 +79,43 @@ def convert_checkpoint(
     fp8ref.checkpoint.findings.CheckpointError: folder: no such folder: no/such/folder; give a checkpoint folder ...
     """
     recipe, source, target = recipe_of(recipe), Path(source), Path(target)
-    _check_recipe(recipe)
-    check_shard_size(max_shard_size)
-    files = read_files(source)
-    _check_source(files)
-    check_target(target, overwrite=overwrite)
-    if target.resolve() == source.resolve():
-        raise CheckpointError(f"target: got the source {source} itself; give another folder")
-    model = build_model(source)
-    kept, chosen = _choose(model, files, skip)
-    before = files.nbytes()
-    layers: list[ConvertedLayer] = []
-    with replacing(target) as temporary, byte_bar("converting", before, show=progress) as done:
-        writer = ShardWriter(temporary, max_shard_size)
-        for shard in files.shards:
-            try:
-                _convert_shard(files, shard, writer, layers, recipe, {*chosen}, torch.device(device), done)
-            except Broken as broken:
-                raise CheckpointError.of(source, [broken.finding]) from None
-        names = {layer.name: recipe for layer in layers}
-        config = {**files.config, "quantization_config": quantization_config(names, [*kept])}
-        writer.finish(config)
-        for path in source.iterdir():
-            if path.is_file() and (not is_checkpoint_file(path) or path.name == "generation_config.json"):
-                shutil.copy(path, temporary / path.name)
-    for name, reason in kept.items():
-        info = files.tensors.get(f"{name}.weight")
-        size = 0 if info is None else info.nbytes
-        shape = tuple(model.get_submodule(name).get_parameter("weight").shape)
-        layers.append(ConvertedLayer(name, shape, False, reason, size, size))
-    return CheckpointConversion(tuple(layers), before, writer.total)
-
-
-def _check_recipe(recipe: Recipe) -> None:
-    """Refuse recipes that need more than the weights, or that cannot be written."""
-    if not recipe.dynamic:
-        raise ValueError("recipe: got a static one, whose scales need a calibration; calibrate a loaded model instead")
     problem = unwritable(recipe)
     if problem is not None:
         raise ValueError(f"recipe: {problem}")
+    check_shard_size(max_shard_size)
+    files = read_files(source)
+    _check_source(files)
+    if target.resolve() == source.resolve():
+        raise CheckpointError(f"target: got the source {source} itself; give another folder")
+    check_target(target, overwrite=overwrite)
+    model = build_model(source)
+    layers = survey(model)
+    reasons = _reasons(model, layers, files, skip, only)
+    scales = _static_scales(layers, reasons, recipe, calibration)
+    chosen = {found.name for found, reason in zip(layers, reasons, strict=True) if reason is None}
+    sizes: dict[str, int] = {}
+    with replacing(target) as temporary, byte_bar("converting", files.nbytes(), show=progress) as done:
+        writer = ShardWriter(temporary, max_shard_size)
+        for shard in files.shards:
+            try:
+                for made in _converted(files, shard, chosen, recipe, scales, torch.device(device), done):
+                    sizes |= {name: tensor.numel() * tensor.element_size() for name, tensor in made.items()}
+                    writer.add(made)
+            except Broken as broken:
+                raise CheckpointError.of(source, [broken.finding]) from None
+        ignore = [name for found in layers if type(found.module) is nn.Linear for name in found.names]
+        quantization = quantization_config(
+            dict.fromkeys(sorted(chosen), recipe), [name for name in ignore if name not in chosen]
+        )
+        writer.finish({**files.config, "quantization_config": quantization})
+        for path in source.iterdir():
+            if path.is_file() and (not is_checkpoint_file(path) or path.name == "generation_config.json"):
+                shutil.copy(path, temporary / path.name)
+    rows = tuple(_row(found, reason, files, sizes) for found, reason in zip(layers, reasons, strict=True))
+    report = ConversionReport(recipe, rows, files.nbytes(), writer.total)
+    if show:
+        report.print()
+    return report
 
 
 def _check_source(files: CheckpointFiles) -> None:
@@ -175,64 +132,100 @@ def _check_source(files: CheckpointFiles) -> None:
         raise CheckpointError.of(files.folder, found)
 
 
-def _choose(model: nn.Module, files: CheckpointFiles, skip: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The linear layers that stay, each with the reason, and those that are converted."""
-    if isinstance(skip, str):
-        raise TypeError(f"skip: got {skip!r}; give a list of names or patterns")
-    linears = [name for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear]
-    for pattern in skip:
-        if not any(match_rank(pattern, name, "modules") for name in linears):
-            raise ValueError(f"skip: {pattern!r} matches no linear layer; the first are {linears[:3]}")
-    owners: dict[int, set[type]] = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(type(module))
-    kept: dict[str, str] = {}
-    chosen: list[str] = []
-    for name in linears:
-        skipped = next((pattern for pattern in skip if match_rank(pattern, name, "modules")), None)
-        weight: Any = model.get_submodule(name).weight
-        info = files.tensors.get(f"{name}.weight")
-        if skipped is not None:
-            kept[name] = f"skip {skipped!r}"
-        elif owners[id(weight)] != {nn.Linear}:
-            kept[name] = "tied to an embedding"
-        elif info is None or info.dtype not in FLOATS or info.shape != tuple(weight.shape):
-            found = "missing" if info is None else str(info)
-            message = f"is {found}; {list(weight.shape)} in F32, BF16 or F16 belongs"
-            file = files.shards[0] if info is None else info.file
-            raise CheckpointError.of(files.folder, [Finding("error", file, f"{name}.weight", message)])
-        else:
-            chosen.append(name)
-    return kept, chosen
+def _reasons(
+    model: Any, layers: Sequence[Found], files: CheckpointFiles, skip: Sequence[str] | None, only: Sequence[str] | None
+) -> list[str | None]:
+    """Why each module is left alone; None for those that are converted, whose weights must be there."""
+    patterns = () if skip is None else check_patterns(skip, "skip")
+    chosen = None if only is None else check_patterns(only, "only")
+    check_matches(layers, patterns, "skip")
+    check_matches(layers, chosen or (), "only")
+    head = model.get_output_embeddings()
+    reasons: list[str | None] = []
+    for found in layers:
+        reason = reason_to_keep(found, patterns, chosen)
+        if reason is None and found.sharers:
+            reason = f"its weight is that of {', '.join(found.sharers)} too"
+        elif reason is None and is_conv1d(found.module):
+            reason = "Conv1D stores its weight transposed, which FP8 checkpoints do not"
+        elif reason is None and skip is None and found.module is head:
+            reason = "output head: engines keep it in 16 bits (skip=[] converts it)"
+        if reason is None:
+            _check_weight(found, files)
+        reasons.append(reason)
+    if None not in reasons:
+        raise ValueError(f"model: {files.folder} has no layer to convert; see skip and only")
+    return reasons
 
 
-def _convert_shard(
+def _check_weight(found: Found, files: CheckpointFiles) -> None:
+    """Raise unless the file has the weight of a layer that is to be converted."""
+    wanted = tuple(weight_of(found.module).shape)
+    info = files.tensors.get(f"{found.name}.weight")
+    if info is None or info.dtype not in FLOATS or info.shape != wanted:
+        message = f"is {info or 'missing'}; {list(wanted)} in F32, BF16 or F16 belongs"
+        file = files.shards[0] if info is None else info.file
+        raise CheckpointError.of(files.folder, [Finding("error", file, f"{found.name}.weight", message)])
+
+
+def _static_scales(
+    layers: Sequence[Found], reasons: Sequence[str | None], recipe: Recipe, calibration: Mapping[str, float] | None
+) -> dict[str, float]:
+    """The input scales of a static recipe by the layers' names.
+
+    Raises:
+        TypeError, ValueError: they are missing, superfluous, or not finite and above zero.
+    """
+    if recipe.dynamic:
+        if calibration is not None:
+            raise ValueError("calibration: got one for a dynamic recipe; leave it out, or give one with dynamic=False")
+        return {}
+    if not isinstance(calibration, Mapping):
+        raise TypeError(f"calibration: got {calibration!r}; a static recipe needs what fp8ref.calibrate returned")
+    scales: dict[str, float] = {}
+    for found, reason in zip(layers, reasons, strict=True):
+        if reason is not None:
+            continue
+        scale = next((calibration[name] for name in found.names if name in calibration), None)
+        if not isinstance(scale, float) or not 0 < scale < math.inf:
+            raise ValueError(f"calibration: got {scale!r} for {found.name}; give a finite float above zero")
+        scales[found.name] = scale
+    return scales
+
+
+def _converted(
     files: CheckpointFiles,
     shard: str,
-    writer: ShardWriter,
-    layers: list[ConvertedLayer],
+    chosen: Container[str],
     recipe: Recipe,
-    chosen: set[str],
+    scales: Mapping[str, float],
     device: torch.device,
     done: Callable[[int], None],
-) -> None:
-    """Convert the layers of one shard and copy the rest."""
+) -> Iterator[dict[str, Tensor]]:
+    """The tensors of one shard: layers converted, the rest as it is."""
     with files.open(shard) as opened:
         for info in files.in_shard(shard):
             name = info.name.removesuffix(".weight")
             value = opened.get_tensor(info.name)
             if name in chosen and info.name != name:
-                made = _quantise(info, name, value.to(device), recipe)
-                size = sum(tensor.numel() * tensor.element_size() for tensor in made.values())
-                layers.append(ConvertedLayer(name, info.shape, True, recipe.weight_scaling, info.nbytes, size))
+                yield _quantise(info, name, value.to(device), recipe, scales.get(name))
             else:
-                made = {info.name: value}
-            writer.add(made)
+                yield {info.name: value}
             done(info.nbytes)
 
 
-def _quantise(info: TensorInfo, name: str, weight: Tensor, recipe: Recipe) -> dict[str, Tensor]:
+def _row(found: Found, reason: str | None, files: CheckpointFiles, sizes: Mapping[str, int]) -> LayerConversion:
+    """What became of a module."""
+    weight = next(p for p in found.module.parameters(recurse=False) if p.dim() >= 2)
+    saved = 0
+    if reason is None:
+        after = sum(sizes.get(f"{found.name}.{part}", 0) for part in ("weight", "weight_scale", "input_scale"))
+        saved = files.tensors[f"{found.name}.weight"].nbytes - after
+    kind, shape = type(found.module).__name__, tuple(weight.shape)
+    return LayerConversion(found.name, found.names[1:], kind, shape, reason is None, reason or "FP8", saved)
+
+
+def _quantise(info: TensorInfo, name: str, weight: Tensor, recipe: Recipe, static: float | None) -> dict[str, Tensor]:
     """One weight in FP8, under the names of the format; some rows at a time, so that little is in memory twice."""
     step = max(BLOCK, _CHUNK // max(1, weight.shape[1]) // BLOCK * BLOCK)
     chunks = weight.split(step)
@@ -247,4 +240,5 @@ def _quantise(info: TensorInfo, name: str, weight: Tensor, recipe: Recipe) -> di
         scale = quantize(absmax.reshape(1, 1), recipe.weight_dtype).scale
     made = [quantize(chunk, recipe.weight_dtype, scaling=recipe.weight_scaling, scale=scale) for chunk in chunks]
     scales = made[0].scale if scale is not None else torch.cat([part.scale for part in made])
-    return layer_tensors(name, torch.cat([part.data for part in made]), scales)
+    input_scale = None if static is None else torch.tensor(static, dtype=torch.float32)
+    return layer_tensors(name, torch.cat([part.data for part in made]), scales, input_scale=input_scale)

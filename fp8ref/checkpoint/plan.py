@@ -16,6 +16,8 @@ from fp8ref.checkpoint.fp8layer import Fp8Layer
 from fp8ref.checkpoint.header import DTYPES, TensorInfo
 from fp8ref.emulation.scales import BLOCK
 from fp8ref.linear import Fp8Linear
+from fp8ref.selection import survey
+from fp8ref.sources import obstacle, weight_of
 
 FUSED: Mapping[str, Sequence[str]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
@@ -92,10 +94,11 @@ def plan_load(contents: Contents, model: nn.Module, fused: Mapping[str, Sequence
         modules.setdefault(id(module), (module, []))[1].append(name)
     used: set[str] = set()
     replaced: set[int] = set()
+    obstacles = {found.module: found.obstacle for found in survey(model)}
     for module, names in modules.values():
         layers = _sources(names, contents.layers, fused)
         if layers:
-            _place_layer(plan, module, names, layers)
+            _place_layer(plan, module, names, layers, obstacles.get(module, obstacle(module)))
             used |= {info.name for layer in layers for info in layer.tensors}
             replaced.add(id(module))
     for current, names in named_tensors(model, replaced):
@@ -125,19 +128,21 @@ def _fused_names(name: str, fused: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{parent}.{part}".lstrip(".") for part in fused.get(last, ())]
 
 
-def _place_layer(plan: Plan, module: nn.Module, names: Sequence[str], layers: tuple[Fp8Layer, ...]) -> None:
+def _place_layer(
+    plan: Plan, module: nn.Module, names: Sequence[str], layers: tuple[Fp8Layer, ...], reason: str | None
+) -> None:
     """Check that FP8 layers fit a module, and note the place."""
     weight = layers[0].weight
 
     def wrong(message: str, info: TensorInfo = weight) -> None:
         plan.findings.append(Finding("error", info.file, info.name, message))
 
-    if type(module) is not nn.Linear and not isinstance(module, Fp8Linear):
-        wrong(f"is an FP8 weight, but {names[0]} in the model is {type(module).__name__}, not nn.Linear")
+    if reason is not None and not isinstance(module, Fp8Linear):
+        wrong(f"is an FP8 weight, but {names[0]} in the model cannot be replaced: {reason}")
         return
     rows = sum(layer.weight.shape[0] for layer in layers)
-    if (rows, weight.shape[1]) != (module.out_features, module.in_features):
-        wanted = [module.out_features, module.in_features]
+    wanted = list(module.weight.shape if isinstance(module, Fp8Linear) else weight_of(module).shape)
+    if [rows, weight.shape[1]] != wanted:
         wrong(f"is {weight}, in all [{rows}, {weight.shape[1]}]; {names[0]} in the model is {wanted}")
         return
     if problem := _fusing_problem(layers):

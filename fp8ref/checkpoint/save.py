@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 
 from fp8ref.checkpoint.compressed import layer_tensors, quantization_config, unwritable
-from fp8ref.checkpoint.findings import CheckpointError
+from fp8ref.checkpoint.findings import CheckpointError, CheckpointWarning
 from fp8ref.checkpoint.header import DTYPES
 from fp8ref.checkpoint.plan import named_tensors
 from fp8ref.checkpoint.writer import MAX_SHARD, ShardWriter, check_shard_size, check_target, replacing
@@ -31,6 +32,9 @@ def save_checkpoint(
     The weights are F8_E4M3 with fp32 ``weight_scale`` [1], [N, 1] or [ceil(N/128), ceil(K/128)]; activations dynamic
     per token, per tensor or per group of 128, or static with ``input_scale`` [1]. What is no FP8 layer is written as it
     is, a tied parameter once. A recipe's ``use_fast_accum`` and a layer's ``kept_weight`` are no part of the format.
+
+    Warns:
+        CheckpointWarning: the output head is FP8, which serving engines do not load.
 
     Raises:
         CheckpointError: nothing in the model is FP8, a recipe is not to be said in the format, or the folder is there.
@@ -61,6 +65,13 @@ def save_checkpoint(
             raise CheckpointError(f"model: {names[0]} is on the meta device and has no values; load it first")
         if tensor.dtype not in DTYPES.values():
             raise CheckpointError(f"model: {names[0]} is {tensor.dtype}, which is not written; convert it first")
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)()
+    for name, module in layers.items():
+        if module is head:
+            message = (
+                f"{name}: the output head is FP8, which serving engines do not load; keep it with convert_(skip=...)"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=2)
     with replacing(folder) as temporary:
         writer = ShardWriter(temporary, max_shard_size)
         for name, module in layers.items():

@@ -43,7 +43,7 @@ def in_memory(source: Path, recipe: str) -> Any:
 
 @pytest.mark.parametrize("recipe", ["row", "tensor", "block"])
 def test_converted_file_by_file_or_in_memory(recipe: str, source: Path, tmp_path: Path) -> None:
-    done = fp8ref.convert_checkpoint(source, tmp_path / "fp8", recipe, max_shard_size=50_000)
+    done = fp8ref.convert_checkpoint(source, tmp_path / "fp8", recipe, max_shard_size=50_000, show=False)
     model = in_memory(source, recipe)
     loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
     before, after = model.state_dict(), loaded.state_dict()
@@ -62,14 +62,16 @@ def test_converted_file_by_file_or_in_memory(recipe: str, source: Path, tmp_path
     )
     for name in ("tokenizer.json", "generation_config.json"):
         assert (tmp_path / "fp8" / name).read_bytes() == (source / name).read_bytes()
-    kept = [layer for layer in done.layers if not layer.converted]
-    assert [(layer.name, layer.reason) for layer in kept] == [("lm_head", "skip 'lm_head'")]
-    assert len(done.layers) == 15
+    assert [(layer.name, layer.reason) for layer in done.kept] == [
+        ("model.embed_tokens", "a look-up, no product"),
+        ("lm_head", "output head: engines keep it in 16 bits (skip=[] converts it)"),
+    ]
+    assert len(done.converted) == 14
     files = fp8ref.inspect_checkpoint(tmp_path / "fp8")
     assert files.ok
-    assert done.bytes_after == files.contents.files.nbytes()
-    assert "14 of 15 linear layers in FP8" in str(done)
-    assert all(layer.name in str(done) for layer in done.layers)
+    assert done.nbytes_after == files.contents.files.nbytes()
+    assert done.nbytes_saved == sum(layer.nbytes_saved for layer in done.layers)
+    assert "14 of 15 linear layers converted" in str(done)
 
 
 @pytest.mark.parametrize("recipe", ["row", "tensor", "block"])
@@ -84,14 +86,29 @@ def test_the_bits_do_not_depend_on_how_many_rows_are_quantised_together(
 
 def test_patterns_of_skip(source: Path, tmp_path: Path) -> None:
     done = fp8ref.convert_checkpoint(
-        source, tmp_path / "fp8", skip=["lm_head", "model.layers.1", "re:.*[.]0[.]self_attn", "*.0.mlp.d*"]
+        source, tmp_path / "fp8", skip=["model.layers.1.*", "*self_attn*"], only=["*_proj"], show=False
     )
-    converted = [layer.name for layer in done.layers if layer.converted]
-    assert converted == ["model.layers.0.mlp.gate_proj", "model.layers.0.mlp.up_proj"]
+    converted = [layer.name for layer in done.converted]
+    assert converted == [f"model.layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
     config = json.loads((tmp_path / "fp8" / "config.json").read_text())["quantization_config"]
-    assert sorted(config["ignore"]) == sorted(layer.name for layer in done.layers if not layer.converted)
+    assert sorted(config["ignore"]) == sorted(layer.name for layer in done.kept if layer.kind == "Linear")
     loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
     assert [name for name, m in loaded.named_modules() if isinstance(m, fp8ref.Fp8Linear)] == converted
+
+
+def test_a_static_recipe_takes_the_scales_of_a_calibration(source: Path, tmp_path: Path) -> None:
+    names = [name for name, module in in_memory(source, "row").named_modules() if isinstance(module, fp8ref.Fp8Linear)]
+    scales = {name: 0.001 * (number + 1) for number, name in enumerate(names)}
+    fp8ref.convert_checkpoint(source, tmp_path / "fp8", "tensor-static", calibration=scales, show=False)
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
+    for name in names:
+        assert loaded.get_submodule(name).input_scale == torch.tensor(scales[name])
+        assert not loaded.get_submodule(name).recipe.dynamic
+
+
+def test_the_report_is_printed(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    done = fp8ref.convert_checkpoint(source, tmp_path / "fp8")
+    assert capsys.readouterr().out == f"{done}\n"
 
 
 def test_a_head_that_is_tied_stays(tmp_path: Path) -> None:
@@ -103,7 +120,8 @@ def test_a_head_that_is_tied_stays(tmp_path: Path) -> None:
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path / "tied")
     done = fp8ref.convert_checkpoint(tmp_path / "tied", tmp_path / "fp8", skip=[])
-    assert [(x.name, x.reason) for x in done.layers if not x.converted] == [("lm_head", "tied to an embedding")]
+    reason = "its weight is that of model.embed_tokens too"
+    assert [(layer.name, layer.reason) for layer in done.kept][1:] == [("lm_head", reason)]
     loaded: Any = fp8ref.load_checkpoint(tmp_path / "fp8", backend="emulate")
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
@@ -142,9 +160,12 @@ def test_what_is_refused_before_anything_is_written(source: Path, tmp_path: Path
     converted = tmp_path / "fp8"
     fp8ref.convert_checkpoint(source, converted)
     calls: list[tuple[dict[str, Any], str]] = [
-        ({"recipe": "tensor-static"}, "recipe: got a static one"),
+        ({"recipe": "tensor-static"}, "calibration: got None; a static recipe needs"),
+        ({"recipe": "tensor-static", "calibration": {}}, "calibration: got None for model.layers.0"),
+        ({"recipe": "row", "calibration": {}}, "calibration: got one for a dynamic recipe"),
+        ({"skip": ["*"]}, "has no layer to convert"),
         ({"recipe": "block-ue8m0"}, "recipe: scale_format: got ue8m0"),
-        ({"skip": ["lm_head", "no_such"]}, "skip: 'no_such' matches no linear layer"),
+        ({"skip": ["lm_head", "no_such"]}, "skip: got 'no_such', which matches none"),
         ({"skip": "lm_head"}, "skip: got 'lm_head'; give a list"),
         ({"source": tmp_path / "absent"}, "no such folder"),
         ({"source": converted}, "config.json: has a quantization_config: it is quantised already"),
