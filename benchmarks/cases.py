@@ -77,7 +77,7 @@ def activations_of(rng: random.Random, left: str) -> dict[str, Any]:
     return found | rng.choice([{}, {"scale_format": "ue8m0"}, {"activation_bound": 1.5}])
 
 
-COMBINATIONS = _combinations(60)
+COMBINATIONS = _combinations(50)
 
 
 def shape_of(rng: random.Random) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ Layers and models: :class:`Recipe`, :class:`Fp8Linear`, :func:`convert_`, :func:
 
 from importlib.metadata import version as _version
 
-from fp8ref.calibrate import Calibration, calibrate
+from fp8ref.calibration import Calibration, calibrate
 from fp8ref.checkpoint import (
     CheckpointError,
     CheckpointWarning,
@@ -34,6 +34,7 @@ from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
 from fp8ref.kernels.pack import PackedWeight, pack_weight
 from fp8ref.linear import Fp8Linear
+from fp8ref.probing import ProbeError, ProbeReport, probe
 from fp8ref.recipes import RECIPES, Recipe
 
 __version__ = _version("fp8ref")
@@ -54,6 +55,8 @@ __all__ = [
     "Inspection",
     "LayerConversion",
     "PackedWeight",
+    "ProbeError",
+    "ProbeReport",
     "Recipe",
     "ScaledTensor",
     "Scaling",
@@ -71,6 +74,7 @@ __all__ = [
     "inspect_checkpoint",
     "load_checkpoint",
     "pack_weight",
+    "probe",
     "quantize",
     "round_to_fp8",
     "save_checkpoint",

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fp8ref.calibrate import Calibration
+from fp8ref.calibration import Calibration
 from fp8ref.conversion import ConversionReport, LayerConversion
 from fp8ref.emulation.checks import check_bool
 from fp8ref.kernels.activations import Backend, checked_backend

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize
 
@@ -281,3 +283,14 @@ def test_options_reach_the_layers() -> None:
     assert layer.kept_weight is not None
     assert layer.kept_weight.dtype == torch.float16
     assert model.get_parameter("layers.0.0.bias") is layer.bias
+
+
+def test_a_converted_model_is_saved_and_loaded(tmp_path: Path) -> None:
+    model, other = (nn.Sequential(nn.Linear(140, 24), nn.ReLU(), nn.Linear(24, 8)) for _ in range(2))
+    for each in (model, other):
+        convert(each, "block")
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    x = torch.randn(3, 140)
+    assert not torch.equal(model(x), other(x))
+    other.load_state_dict(load_file(tmp_path / "model.safetensors"))
+    assert torch.equal(model(x), other(x))
