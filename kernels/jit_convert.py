@@ -20,8 +20,8 @@ def to_fp8(x, dtype: tl.constexpr, ADA: tl.constexpr):  # type: ignore[no-untype
     that Hopper gets exists there too. Four values are packed into a register.
     """
     if not ADA:
-        return x.to(dtype)
-    if dtype == tl.float8e4nv:
+        result = x.to(dtype)
+    elif dtype == tl.float8e4nv:
         bits = tl.inline_asm_elementwise(
             """{ .reg .b16 low, high;
             cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
@@ -29,6 +29,7 @@ def to_fp8(x, dtype: tl.constexpr, ADA: tl.constexpr):  # type: ignore[no-untype
             mov.b32 $0, {low, high}; }""",
             "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4,
         )  # fmt: skip
+        result = bits.to(dtype, bitcast=True)
     else:
         bits = tl.inline_asm_elementwise(
             """{ .reg .b16 low, high;
@@ -37,4 +38,5 @@ def to_fp8(x, dtype: tl.constexpr, ADA: tl.constexpr):  # type: ignore[no-untype
             mov.b32 $0, {low, high}; }""",
             "=r,r,r,r,r", [x], dtype=tl.uint8, is_pure=True, pack=4,
         )  # fmt: skip
-    return bits.to(dtype, bitcast=True)
+        result = bits.to(dtype, bitcast=True)
+    return result

@@ -161,6 +161,28 @@ def test_codes_are_rounded_once(name: str, sm: int) -> None:
         assert count(r"cvt\.\w+\.f16\.f32", text) == 0
 
 
+def blocks(activations: Activations, sm: int = 90) -> str:
+    name = "e4m3" if activations.dtype == torch.float8_e4m3fn else "e5m2"
+    types = {"x_ptr": "*fp32", "codes_ptr": FP8[name], "scale_ptr": "*fp32", "count_ptr": "*i32"}
+    types |= dict.fromkeys(["K", "padded_k", "stride_xm", "n_count"], "i32")
+    constants = {
+        "stride_xk": 1, "BLOCKS": 8, "WIDE": False, "PDL": sm == 90, "ADA": sm == 89, **activations.constants,
+    }  # fmt: skip
+    aligned = ["x_ptr", "codes_ptr", "K", "padded_k", "stride_xm"]
+    options = {"num_warps": 4, "launch_pdl": sm == 90, "enable_fp_fusion": False}
+    return ptx(jit_quantize.quantize_blocks_kernel, types, constants, aligned, sm, **options)
+
+
+@pytest.mark.parametrize("sm", [89, 90])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_the_quantiser_of_blocks_takes_every_option(dtype: torch.dtype, sm: int) -> None:
+    name = "e4m3" if dtype == torch.float8_e4m3fn else "e5m2"
+    for activations in (Activations("1x128", dtype), Activations("1x128", dtype, "ue8m0", 3.0)):
+        text = blocks(activations, sm)
+        assert count(rf"cvt\.rn\.satfinite\.{name}x2\.f32", text) > 0
+        assert count(r"div\.rn\.f32", text) >= 2
+
+
 def test_options_that_are_off_cost_no_instruction() -> None:
     plain = quantiser()
     for other in (Activations(scale_format="ue8m0"), Activations(bound=3.0)):
