@@ -84,14 +84,14 @@ def _activations(value: object, where: str, file: str) -> Activation:
         return "none"
     given = _float8(value, where, file)
     dynamic = given.get("dynamic", False)
-    strategy = given.get("strategy") or ("token" if dynamic is True else "tensor")
+    strategy = str(given.get("strategy") or ("token" if dynamic is True else "tensor"))
     kinds: dict[tuple[object, str], Activation] = {
         (False, "tensor"): "static",
         (True, "tensor"): "tensor",
         (True, "token"): "token",
         (True, "group"): "group",
     }
-    kind = kinds.get((dynamic, strategy))
+    kind = kinds.get((dynamic, strategy)) if isinstance(dynamic, bool) else None
     if kind is None or (kind == "group" and given.get("group_size") != _GROUP):
         raise Broken.at(
             file,

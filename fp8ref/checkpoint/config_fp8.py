@@ -61,13 +61,13 @@ def parse_fbgemm(section: dict[str, Any], file: str) -> Declared:
         Broken: ``activation_scale_ub`` is no positive number.
     """
     bound = section.get("activation_scale_ub")
-    number = float(bound) if isinstance(bound, int | float) and not isinstance(bound, bool) else math.nan
-    if not 0 < torch.tensor(number, dtype=torch.float32).item() < math.inf:
+    number = bound if isinstance(bound, int | float) and not isinstance(bound, bool) else math.nan
+    if not 0 < number < 2.0**128 or not 0 < torch.tensor(float(number), dtype=torch.float32).item() < math.inf:
         raise Broken.at(
             file, f"activation_scale_ub: got {bound!r}; a number belongs that is finite and above 0 in fp32"
         )
     said = f"quant_method 'fbgemm_fp8', activation_scale_ub {bound}"
-    scheme = LayerScheme(("channel",), "token", said, activation_bound=number)
+    scheme = LayerScheme(("channel",), "token", said, activation_bound=float(number))
     return _declared("FBGEMM", section, file, scheme)
 
 

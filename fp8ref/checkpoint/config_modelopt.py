@@ -23,6 +23,7 @@ def parse_modelopt(section: dict[str, Any], file: str) -> Declared:
     """
     layers = section.get("quantized_layers")
     if _algorithm(section) == "MIXED_PRECISION" and isinstance(layers, dict):
+        check_patterns(list(layers), file, "quantized_layers")
         rules = tuple(
             Rule((name,), _modelopt_scheme(entry if isinstance(entry, dict) else {}, file, f"quantized_layers.{name}."))
             for name, entry in layers.items()
@@ -80,6 +81,9 @@ def parse_quark(section: dict[str, Any], file: str) -> Declared:
     cache = check_patterns((export or {}).get("kv_cache_group"), file, "export.kv_cache_group")
     rules = [Rule(("Linear",), _quark_scheme(everywhere, "global_quant_config", file))]
     given = section.get("layer_quant_config") or {}
+    if not isinstance(given, dict):
+        raise Broken.at(file, f"layer_quant_config: got {given!r}; an object of patterns and schemes belongs")
+    check_patterns(list(given), file, "layer_quant_config")
     for pattern, entry in given.items():
         where = f"layer_quant_config[{pattern!r}]"
         if not isinstance(entry, dict):
@@ -106,9 +110,9 @@ def _quark_scheme(section: dict[str, Any], where: str, file: str) -> LayerScheme
     weight = _quark_spec(section.get("weight"), f"{where}.weight", file)
     if weight is None:
         raise Broken.at(file, f"{where}.weight: got nothing; a scheme with dtype fp8_e4m3 belongs")
-    name = weight.get("qscheme")
+    name = str(weight.get("qscheme"))
     if name not in _QSCHEMES:
-        raise Broken.at(file, f"{where}.weight.qscheme: got {name!r}; {', '.join(_QSCHEMES)} are read")
+        raise Broken.at(file, f"{where}.weight.qscheme: got {weight.get('qscheme')!r}; {', '.join(_QSCHEMES)} are read")
     if weight.get("is_dynamic"):
         raise Broken.at(file, f"{where}.weight.is_dynamic: got True; weights have static scales")
     size = weight.get("block_size", [128, 128])
@@ -123,14 +127,14 @@ def _quark_activation(value: object, where: str, file: str) -> Activation:
     spec = _quark_spec(value, where, file)
     if spec is None:
         return "none"
-    kinds: dict[tuple[bool, object], Activation] = {
+    kinds: dict[tuple[bool, str], Activation] = {
         (False, "per_tensor"): "static",
         (True, "per_tensor"): "tensor",
         (True, "per_channel"): "token",
         (True, "per_token"): "token",
         (True, "per_group"): "group",
     }
-    kind = kinds.get((bool(spec.get("is_dynamic")), spec.get("qscheme")))
+    kind = kinds.get((bool(spec.get("is_dynamic")), str(spec.get("qscheme"))))
     if kind is None or (kind == "group" and spec.get("group_size") != 128):
         got = {key: spec.get(key) for key in ("is_dynamic", "qscheme", "group_size")}
         raise Broken.at(

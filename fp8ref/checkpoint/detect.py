@@ -53,7 +53,7 @@ def detect(files: CheckpointFiles) -> Declared:
         return parse_modelopt(section, file)
     if method == "quark":
         return parse_quark(section, file)
-    kind = f": {_OTHERS[method]}" if method in _OTHERS else ""
+    kind = f": {_OTHERS[method]}" if isinstance(method, str) and method in _OTHERS else ""
     raise Broken.at(file, f"quant_method: got {method!r}{kind}; read are {', '.join(READ)}")
 
 

@@ -58,7 +58,8 @@ def shard_sizes(layer: str, weight: TensorInfo, scale: TensorInfo, config: dict[
     if count == 2 and last in ("gate_up_proj", "w13") and n % 2 == 0:
         return (n // 2, n // 2)
     if count == 3 and last in ("qkv_proj", "query_key_value", "Wqkv"):
-        sizes = _qkv_sizes(config.get("text_config", config))
+        text = config.get("text_config")
+        sizes = _qkv_sizes(text if isinstance(text, dict) else config)
         return sizes if sum(sizes) == n else ()
     return ()
 
@@ -66,8 +67,10 @@ def shard_sizes(layer: str, weight: TensorInfo, scale: TensorInfo, config: dict[
 def _qkv_sizes(config: dict[str, Any]) -> tuple[int, ...]:
     """Rows of the queries, keys and values, by the config of a transformers model."""
     heads, hidden = config.get("num_attention_heads"), config.get("hidden_size")
-    if not isinstance(heads, int) or not isinstance(hidden, int) or heads < 1:
+    if type(heads) is not int or type(hidden) is not int or heads < 1:
         return ()
     groups = config.get("num_key_value_heads") or heads
     size = config.get("head_dim") or hidden // heads
+    if type(groups) is not int or type(size) is not int or min(groups, size) < 1:
+        return ()
     return (heads * size, groups * size, groups * size)

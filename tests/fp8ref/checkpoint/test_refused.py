@@ -3,14 +3,51 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from checkpoint_corruption import reconfigure, refused
 from checkpoint_formats import small_model, write_small
 from checkpoint_variants import VARIANTS
+
+
+def hooked() -> nn.Module:
+    model = small_model()
+    model.block.up.register_forward_hook(lambda *_: None)
+    return model
+
+
+def subclassed() -> nn.Module:
+    class Lora(nn.Linear):
+        pass
+
+    model = small_model()
+    model.block.up = Lora(48, 136)
+    return model
+
+
+def another() -> nn.Module:
+    model = small_model()
+    setattr(model.block, "up", nn.Bilinear(48, 1, 136))  # noqa: B010 - no nn.Linear, as the annotation has it
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (hooked, "it has hooks"),
+        (subclassed, "Lora is a subclass of Linear"),
+        (another, "a Bilinear, no linear layer"),
+    ],
+)
+def test_modules_that_cannot_be_replaced(make: Callable[[], nn.Module], words: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "AutoFP8 dynamic")
+    refused(tmp_path, make(), "block.up.weight", "block.up in the model cannot be replaced", words)
+
 
 UNKNOWN = ["gptq", "awq", "bitsandbytes", "mxfp4", "nvfp4", "torchao", "hqq", "eetq", "quanto", "something-new", None]
 

@@ -150,6 +150,18 @@ def test_layers_with_different_recipes_get_groups_of_their_own(tmp_path: Path) -
     assert torch.equal(loaded(X), model(X))
 
 
+def test_conv1d_of_gpt2_comes_back(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=48, n_layer=1, n_head=4)).eval()
+    fp8ref.convert_(model, "row", backend="emulate", show=False)
+    fp8ref.save_checkpoint(model, tmp_path / "saved")
+    loaded: Any = fp8ref.load_checkpoint(tmp_path / "saved", backend="emulate")
+    ids = torch.arange(5)[None]
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
+
+
 def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
