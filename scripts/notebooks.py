@@ -9,11 +9,13 @@ notebook's variables after the run, and what stands before it must be its value.
 
     python scripts/notebooks.py [NAME ...]          run, check and write; all notebooks if none is named
     python scripts/notebooks.py --check [NAME ...]  run and check only
+    python scripts/notebooks.py --update NAME ...   put the run's numbers into the sources; then read what they now say
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NAMES = ("rounding", "accumulation")
+NAMES = ("rounding", "accumulation", "decode")
 CELL_SECONDS = 900  # far above what any cell needs: a machine under load must not fail a notebook
 
 _STATED = re.compile(r"<!--=\s*(.*?)\s*-->", re.DOTALL)
@@ -41,10 +43,10 @@ class NotebookError(Exception):
 
 @dataclass(frozen=True)
 class Ran:
-    """An executed notebook, how many of its numbers were held to the run, and the processor time of its kernel."""
+    """An executed notebook, the values of the numbers that it states, and the processor time of its kernel."""
 
     notebook: Any
-    stated: int
+    values: list[str]
     cpu_seconds: float
 
 
@@ -103,6 +105,23 @@ def disagreements(text: str, values: list[str]) -> list[str]:
     return found
 
 
+def updated(text: str, values: list[str]) -> str:
+    """Put the values of a run in the place of the numbers that a text states.
+
+    >>> updated("about **3.1 dB**<!--= {x:.1f} dB --> more", ["-3.2 dB"])
+    'about **-3.2 dB**<!--= {x:.1f} dB --> more'
+    """
+    pieces, begin = [], 0
+    for match, value in zip(_STATED.finditer(text), values, strict=True):
+        unit = re.escape(value.lstrip("−+-0123456789.,"))
+        pieces += [
+            re.sub(rf"[−+-]?\d[\d,.]*{unit}(\**)$", rf"{value}\1", text[begin : match.start()]),
+            match[0],
+        ]
+        begin = match.end()
+    return "".join(pieces) + text[begin:]
+
+
 def run_notebook(name: str, folder: Path = FOLDER) -> Ran:
     """Execute a notebook in a fresh kernel and check its text.
 
@@ -110,10 +129,32 @@ def run_notebook(name: str, folder: Path = FOLDER) -> Ran:
         NotebookError: a cell raised or wrote to standard error, or a number is unchecked or differs; the message lists
             them.
     """
+    ran = execute(name, folder)
+    text = text_of(ran.notebook)
+    wrong = [
+        f"unchecked number {number}: state it with <!--= ... -->, or write it as code"
+        for number in unchecked_numbers(text)
+    ]
+    wrong += disagreements(text, ran.values)
+    wrong += [
+        f"standard error: {output.text.strip()[:300]}"
+        for cell in ran.notebook.cells
+        for output in cell.get("outputs", [])
+        if output.get("name") == "stderr"
+    ]
+    if wrong:
+        raise NotebookError("\n".join(f"{name}: {line}" for line in wrong))
+    return ran
+
+
+def execute(name: str, folder: Path = FOLDER) -> Ran:
+    """Execute a notebook in a fresh kernel.
+
+    Raises:
+        NotebookError: a cell raised.
+    """
     notebook = read_source(name, folder)
-    text = text_of(notebook)
-    wanted = templates(text)
-    expressions = [f"f'''{template}'''" for template in wanted]
+    expressions = [f"f'''{template}'''" for template in templates(text_of(notebook))]
     last = f"import json, time\nprint(json.dumps([time.process_time(), *map(eval, {expressions!r})]))"
     notebook.cells.append(nbformat.v4.new_code_cell(last))  # type: ignore[no-untyped-call]
     client = NotebookClient(
@@ -124,43 +165,43 @@ def run_notebook(name: str, folder: Path = FOLDER) -> Ran:
         resources={"metadata": {"path": str(folder)}},
     )
     try:
-        client.execute()
+        # Threads that wait for work sleep: spinning, they would take the cores from each other.
+        client.execute(env={**os.environ, "OMP_WAIT_POLICY": "passive"})
     except CellExecutionError as error:
         raise NotebookError(f"{name}: {error}") from None
     outcome = json.loads(notebook.cells.pop().outputs[0].text)
-    wrong = [
-        f"unchecked number {number}: state it with <!--= ... -->, or write it as code"
-        for number in unchecked_numbers(text)
-    ]
-    wrong += disagreements(text, outcome[1:])
-    wrong += [
-        f"standard error: {output.text.strip()[:300]}"
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if output.get("name") == "stderr"
-    ]
-    if wrong:
-        raise NotebookError("\n".join(f"{name}: {line}" for line in wrong))
-    return Ran(notebook, len(wanted), outcome[0])
+    return Ran(notebook, outcome[1:], outcome[0])
+
+
+def update(name: str) -> None:
+    """Put the numbers of a run into the text of a source."""
+    path = FOLDER / f"{name}.py"
+    values = execute(name).values
+    path.write_text(updated(path.read_text(encoding="utf-8"), values), encoding="utf-8")
 
 
 def main(arguments: list[str]) -> None:
     """Run the named notebooks; exit with every complaint."""
-    check_only = "--check" in arguments
-    names = [argument for argument in arguments if argument != "--check"] or list(NAMES)
-    if unknown := [name for name in names if name not in NAMES]:
-        sys.exit(f"notebooks: got {', '.join(unknown)}; give names among {', '.join(NAMES)}")
+    options = {argument for argument in arguments if argument.startswith("--")}
+    names = [argument for argument in arguments if argument not in options] or list(NAMES)
+    unknown = sorted(options - {"--check", "--update"}) + [name for name in names if name not in NAMES]
+    if unknown:
+        sys.exit(f"notebooks: got {', '.join(unknown)}; give --check, --update, or names among {', '.join(NAMES)}")
     failed = []
     for name in names:
         try:
+            if "--update" in options:
+                update(name)
             ran = run_notebook(name)
         except NotebookError as error:
             failed.append(str(error))
             print(f"{name}: failed", flush=True)
             continue
-        if not check_only:
+        if "--check" not in options:
             nbformat.write(ran.notebook, FOLDER / f"{name}.ipynb")  # type: ignore[no-untyped-call]
-        print(f"{name}: {ran.stated} stated numbers agree with the run, {ran.cpu_seconds:.0f} s of CPU", flush=True)
+        print(
+            f"{name}: {len(ran.values)} stated numbers agree with the run, {ran.cpu_seconds:.0f} s of CPU", flush=True
+        )
     if failed:
         sys.exit("\n".join(failed))
 

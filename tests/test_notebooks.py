@@ -11,7 +11,7 @@ import pytest
 
 from scripts.notebooks import FOLDER, NAMES, NotebookError, read_source, run_notebook, text_of, unchecked_numbers
 
-FAST = ("rounding",)
+FAST = ("rounding", "decode")
 """The two that `make test` executes; `make notebooks` executes all."""
 
 
@@ -61,7 +61,7 @@ def test_every_number_of_the_text_is_held_to_the_run_or_is_given(name: str) -> N
 
 @pytest.mark.parametrize("name", FAST)
 def test_it_runs_and_its_text_is_true(name: str) -> None:
-    assert run_notebook(name).stated > 0
+    assert run_notebook(name).values
 
 
 @pytest.mark.parametrize(
@@ -87,5 +87,5 @@ def test_what_is_so_passes(tmp_path: Path) -> None:
         "# %%\nx = 3.2\nx\n"
     )
     ran = run_notebook("one", tmp_path)
-    assert ran.stated == 1
+    assert ran.values == ["3.2 dB"]
     assert ran.notebook.cells[1].outputs[0].data["text/plain"] == "3.2"

@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 from matplotlib.axes import Axes
 
-from fp8ref.plots.style import axes_or_current, line_style
+from fp8ref.plots.style import axes_or_current, check_name, line_style
 
 _DENSE_MARKER = 2.0
 
@@ -22,7 +22,7 @@ def draw_layers(series: Mapping[str, Mapping[str, float]], axes: Axes | None = N
         axes: where; None for pyplot's current axes.
 
     Raises:
-        ValueError: no series, or no layer.
+        ValueError: no series, no layer, or a name that begins with "_".
 
     >>> from matplotlib.figure import Figure
     >>> axes = draw_layers({"row": {"0.up": 30.0, "0.down": 28.0, "1.up": 31.0}}, Figure().subplots())
@@ -34,6 +34,8 @@ def draw_layers(series: Mapping[str, Mapping[str, float]], axes: Axes | None = N
         kinds.setdefault(layer.rpartition(".")[2], []).append(layer)
     if not kinds:
         raise ValueError(f"series: got {len(series)} series without any layer; give at least one with one")
+    for label in series:
+        check_name(label)
     axes = axes_or_current(axes)
     edges = [0, *accumulate(len(names) for names in kinds.values())]
     for index, (label, values) in enumerate(series.items()):

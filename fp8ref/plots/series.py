@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from fp8ref.plots.style import axes_or_current, line_style
+from fp8ref.plots.style import axes_or_current, check_name, line_style
 
 _HATCHES = ("", "////", "....", "xxxx", "\\\\\\\\", "++++")
 _GREYS = ("0.25", "white", "white", "white", "0.8", "white")
 
 
-def _check_lengths(argument: str, count: int, series: Mapping[str, Sequence[float]]) -> None:
-    """Raise unless every series has ``count`` values, and there is one."""
+def _check_series(argument: str, count: int, series: Mapping[str, Sequence[float]]) -> None:
+    """Raise unless there is a series, each has ``count`` values, and each will show in a legend."""
     if not series:
         raise ValueError("series: got none; give at least one")
     for name, values in series.items():
+        check_name(name)
         if len(values) != count:
             raise ValueError(f"series: {name!r} has {len(values)} values beside {count} of {argument}; give as many")
 
@@ -30,14 +31,14 @@ def draw_series(x: Sequence[float], series: Mapping[str, Sequence[float]], axes:
         axes: where; None for pyplot's current axes.
 
     Raises:
-        ValueError: no series, or one with another number of values.
+        ValueError: no series, one with another number of values, or a name that begins with "_".
 
     >>> from matplotlib.figure import Figure
     >>> axes = draw_series([1, 2], {"fast": [0.1, 0.2], "exact": [0.0, 0.0]}, Figure().subplots())
     >>> [line.get_linestyle() for line in axes.lines]
     ['-', '--']
     """
-    _check_lengths("x", len(x), series)
+    _check_series("x", len(x), series)
     axes = axes_or_current(axes)
     for index, (name, values) in enumerate(series.items()):
         axes.plot(x, values, label=name, **line_style(index))
@@ -56,14 +57,14 @@ def draw_bars(
         values: a format such as ``".0f"`` that writes each bar's value above it; "" for none.
 
     Raises:
-        ValueError: no series, or one with another number of values.
+        ValueError: no series, one with another number of values, or a name that begins with "_".
 
     >>> from matplotlib.figure import Figure
     >>> axes = draw_bars(["a", "b"], {"ours": [1.0, 2.0]}, Figure().subplots(), values=".1f")
     >>> [text.get_text() for text in axes.texts]
     ['1.0', '2.0']
     """
-    _check_lengths("groups", len(groups), series)
+    _check_series("groups", len(groups), series)
     axes = axes_or_current(axes)
     width = 0.8 / len(series)
     for index, (name, heights) in enumerate(series.items()):

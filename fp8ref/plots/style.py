@@ -81,3 +81,9 @@ def line_style(index: int) -> dict[str, Any]:
 def axes_or_current(axes: Axes | None) -> Axes:
     """The axes given, or pyplot's current ones."""
     return plt.gca() if axes is None else axes
+
+
+def check_name(name: str) -> None:
+    """Raise for a name that matplotlib would silently leave out of a legend."""
+    if name.startswith("_"):
+        raise ValueError(f"series: got the name {name!r}; matplotlib's legends leave out what begins with _: rename it")

@@ -134,6 +134,15 @@ def test_series_of_other_lengths_are_refused(draw: object, axes: Axes) -> None:
         draw(["1", "2"], {}, axes)
 
 
+def test_a_name_that_a_legend_would_leave_out_is_refused(axes: Axes) -> None:
+    with pytest.raises(ValueError, match="'_scaled_mm'"):
+        plots.draw_series([1.0], {"_scaled_mm": [1.0]}, axes)
+    with pytest.raises(ValueError, match="'_scaled_mm'"):
+        plots.draw_bars(["1"], {"_scaled_mm": [1.0]}, axes)
+    with pytest.raises(ValueError, match="'_scaled_mm'"):
+        plots.draw_layers({"_scaled_mm": {"0.up": 1.0}}, axes)
+
+
 def test_layers_are_grouped_by_kind_and_leave_gaps(axes: Axes) -> None:
     ratios = {"0.up": 30.0, "0.down": 28.0, "1.up": math.inf, "1.down": 27.0}
     plots.draw_layers({"row": ratios, "block": {"0.up": 31.0}}, axes)
