@@ -104,5 +104,6 @@ def _verdict(result: Inspection) -> str:
     """The last line."""
     counts = Counter(finding.level for finding in result.findings)
     values = "values scanned" if result.scanned else "values not scanned (--fast): NaN codes and bad scales go unseen"
-    found = f"{counts['error']} errors, {counts['warning']} warnings; {values}"
+    errors, warnings = (f"{counts[level]} {level}{'s' * (counts[level] != 1)}" for level in ("error", "warning"))
+    found = f"{errors}, {warnings}; {values}"
     return f"{'ok' if result.ok else 'WRONG, not loaded'}: {found}"

@@ -89,7 +89,7 @@ def _sort_tensors(contents: Contents, declared: Declared) -> None:
             continue
         if _CACHE_SCALE.search(name):
             contents.unused[name] = info
-            message = f"{info} is a scale of the KV cache or of attention; it is not used: both run unquantised"
+            message = f"is {info}, a scale of the KV cache or of attention, and not used: both run unquantised"
             contents.findings.append(Finding("warning", info.file, name, message))
         elif problem := _misplaced(name, info, contents):
             contents.findings.append(Finding("error", info.file, name, problem))

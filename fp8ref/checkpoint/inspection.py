@@ -111,7 +111,8 @@ def inspect_checkpoint(folder: Path | str, *, scan: bool = True, progress: bool 
         progress: show a bar while scanning (needs rich, and a terminal).
 
     Returns:
-        An :class:`Inspection`; ``ok`` is False where :func:`fp8ref.load_checkpoint` would refuse the folder.
+        An :class:`Inspection`; ``ok`` is False where :func:`fp8ref.load_checkpoint` refuses the folder for any model.
+        What only the model tells (its sizes, a linear layer that is neither FP8 nor left out) shows in loading.
 
     Raises:
         CheckpointError: there is no such folder.

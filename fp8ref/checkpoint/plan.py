@@ -251,7 +251,8 @@ def _unused(plan: Plan, contents: Contents, model: nn.Module, used: set[str]) ->
             message = f"is not used: {type(model).__name__} ignores it"
             plan.findings.append(Finding("warning", info.file, name, message))
         else:
-            plan.findings.append(Finding("error", info.file, name, f"is {info}; the model has no place for it"))
+            one = " (its experts are one parameter, no linear layers)" if re.search(r"\bexperts\.\d+\.", name) else ""
+            plan.findings.append(Finding("error", info.file, name, f"is {info}; the model has no place for it{one}"))
 
 
 def _unquantised(plan: Plan, contents: Contents, model: nn.Module) -> None:

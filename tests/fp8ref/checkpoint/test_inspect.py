@@ -51,7 +51,7 @@ def test_a_broken_checkpoint(tmp_path: Path) -> None:
     result = call(tmp_path)
     assert result.exit_code == 1
     assert f"error: {shard}: {name}: has the NaN code 0xff at [47, 135]" in result.stdout
-    assert "WRONG, not loaded: 1 errors" in result.stdout
+    assert "WRONG, not loaded: 1 error, 0 warnings" in result.stdout
 
 
 def test_a_tensor_that_is_wrong_is_listed_all_the_same(tmp_path: Path) -> None:

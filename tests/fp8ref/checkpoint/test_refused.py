@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
+import fp8ref
 from checkpoint_corruption import reconfigure, refused
 from checkpoint_formats import small_model, write_small
 from checkpoint_variants import VARIANTS
@@ -109,3 +111,69 @@ def test_other_schemes_of_quark_are_refused(dtype: str, qscheme: str, tmp_path: 
     config["weight"].update(dtype=dtype, qscheme=qscheme)
     reconfigure(tmp_path, global_quant_config=config)
     refused(tmp_path, small_model(), "global_quant_config.weight", f"got {dtype if dtype != 'fp8_e4m3' else qscheme!r}")
+
+
+GROUP = "config_groups.group_0"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparse weights are not read"),
+        ({"transform_config": {"config_groups": {"R1": {"type": "hadamard"}}}}, "transforms such as rotations"),
+        ({"config_groups": {}}, "config_groups: got {}"),
+        ({"config_groups": {"group_0": {"weights": {}}}}, f"{GROUP}.weights: got int8"),
+    ],
+)
+def test_what_compressed_tensors_can_say_beside_fp8(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    reconfigure(tmp_path, **change)
+    refused(tmp_path, small_model(), "config.json", words)
+
+
+@pytest.mark.parametrize("key", ["output_activations", "input_activations"])
+def test_activations_that_are_not_read(key: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    groups = json.loads(json.dumps(VARIANTS["compressed-tensors channel"].config["config_groups"]))
+    groups["group_0"][key] = {"num_bits": 8, "type": "float", "strategy": "channel", "dynamic": False}
+    reconfigure(tmp_path, config_groups=groups)
+    refused(tmp_path, small_model(), "config.json", f"{GROUP}.{key}")
+
+
+def test_sections_that_say_nothing_are_no_obstacle(tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    reconfigure(tmp_path, sparsity_config={}, transform_config={"config_groups": {}})
+    fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")
+
+
+def test_two_places_that_disagree(tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["compression_config"] = {"quant_method": "gptq"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    refused(tmp_path, small_model(), "config.json: quantization_config and compression_config disagree")
+
+
+def test_mixed_precision_of_modelopt(tmp_path: Path) -> None:
+    written = write_small(tmp_path, "ModelOpt per channel")
+    layers = {name: {"quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"} for name in written.codes}
+    reconfigure(tmp_path, quant_algo="MIXED_PRECISION", quantized_layers=layers)
+    fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")
+    layers["block.down"] = {"quant_algo": "NVFP4"}
+    reconfigure(tmp_path, quantized_layers=layers)
+    refused(tmp_path, small_model(), "quantized_layers.block.down.quant_algo: got 'NVFP4'")
+
+
+def test_layers_of_quark_with_schemes_of_their_own(tmp_path: Path) -> None:
+    """As Quark writes them for the KV cache: the projection's own scheme, with outputs that the cache keeps."""
+    written = write_small(tmp_path, "Quark per channel")
+    config = VARIANTS["Quark per channel"].config
+    everywhere = config["global_quant_config"]
+    cached = {**everywhere, "output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}}
+    export = {**config["export"], "kv_cache_group": ["*up"]}
+    reconfigure(tmp_path, layer_quant_config={"*up": cached}, export=export)
+    with pytest.warns(fp8ref.CheckpointWarning, match="kv_cache_group .* stays unquantised"):
+        loaded: Any = fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")
+    assert torch.equal(loaded.block.up.dequantized_weight(), written.weights["block.up"])
+    reconfigure(tmp_path, layer_quant_config={"*down": cached})
+    refused(tmp_path, small_model(), "layer_quant_config['*down'].output_tensors", "only those of the KV cache")

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 import fp8ref
-from checkpoint_formats import INDEX, SMALL_LAYERS, small_model
+from checkpoint_formats import INDEX, SINGLE, SMALL_LAYERS, small_model
 from tiny_models import save_llama
 
 RECIPES = [
@@ -131,6 +132,16 @@ def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
     names = fp8ref.inspect_checkpoint(tmp_path / "saved").contents.plain
     assert "model.embed_tokens.weight" in names
     assert "lm_head.weight" not in names
+    # Both in the file, with different values: which one is right?
+    shard = tmp_path / "saved" / SINGLE
+    tensors = load_file(shard)
+    head = tensors["model.embed_tokens.weight"].clone()
+    save_file({**tensors, "lm_head.weight": head}, shard)
+    fp8ref.load_checkpoint(tmp_path / "saved", backend="emulate")
+    head[3, 5] += 1
+    save_file({**tensors, "lm_head.weight": head}, shard)
+    with pytest.raises(fp8ref.CheckpointError, match=r"differs from \S*, but the model ties the two"):
+        fp8ref.load_checkpoint(tmp_path / "saved", backend="emulate")
     # A head in FP8 is tied to nothing any more.
     convert(model, "row", ["lm_head"])
     with pytest.warns(fp8ref.CheckpointWarning, match=r"lm_head: .* serving engines"):
