@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from fp8ref.checkpoint.app import inspect
+from fp8ref.probing.app import probe
 from fp8ref.report.app import report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, no_args_is_help=True)
@@ -31,3 +32,4 @@ def _fp8ref(
 
 app.command()(report)
 app.command()(inspect)
+app.command()(probe)
