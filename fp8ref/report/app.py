@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from fp8ref.report.jsonfile import write_json
 from fp8ref.report.model import first_tokens, load_model, read_text
 from fp8ref.report.plot import check_plot_path, write_plot
 from fp8ref.report.progress import Bars
+from fp8ref.report.ranks import Ranks, is_shared, joined
 from fp8ref.report.recipes import DEFAULT_RECIPES, RECIPES, select_recipes
 from fp8ref.report.results import Report
 from fp8ref.report.run import MIN_TOKENS, WINDOW, measure
@@ -60,15 +62,23 @@ def report(
 
     Perplexity of the model in fp32 and with its linear layers computed by the oracle under several recipes, and for
     every layer what quantisation and accumulation cost.
+
+    Many processes share the work, on any number of machines: torchrun --nproc-per-node P -m fp8ref report ... Each
+    takes a recipe on a window of the text at a time; the report is the one of a single process. Set OMP_NUM_THREADS to
+    the cores of a process, or torchrun sets it to 1.
     """
     try:
-        result = _measure(model, recipe, tokens, text, layers, lm_head, json, plot)
+        with joined() as ranks:
+            result = _measure(ranks, model, recipe, tokens, text, layers, lm_head, json, plot)
+        if ranks.number:
+            return
         print_report(result, Console(), layers=layers)
         for option, path, write in (("--json", json, write_json), ("--plot", plot, write_plot)):
             if path is not None:
                 _write(option, path, write, result)
     except ReportError as error:
-        typer.echo(f"fp8ref: error: {error}", err=True)
+        where = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: " if is_shared() else ""
+        typer.echo(f"fp8ref: error: {where}{error}", err=True)
         raise typer.Exit(2) from None
 
 
@@ -82,6 +92,7 @@ def _write(option: str, path: Path, write: Callable[[Report, Path], None], resul
 
 
 def _measure(
+    ranks: Ranks,
     model: Path | None,
     recipe: list[str] | None,
     tokens: int,
@@ -97,13 +108,10 @@ def _measure(
         raise ReportError(f"--tokens: got {tokens}; give {MIN_TOKENS} or more")
     if layers < 0:
         raise ReportError(f"--layers: got {layers}; give 0 or more")
-    for option, path in (("--json", json), ("--plot", plot)):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
-            raise ReportError(f"{option}: cannot write {path}: it is a folder, or its folder does not exist")
-    if plot is not None:
-        check_plot_path(plot)
+    if ranks.number == 0:  # which writes the files
+        _check_outputs(json, plot)
     content, text_name = read_text(text)
-    errors = Console(file=sys.stderr)  # its own file: loading redirects standard error
+    errors = Console(file=sys.stderr, quiet=ranks.number > 0)  # its own file: loading redirects standard error
     with errors.status("loading the model"):
         loaded = load_model(model)
         ids = first_tokens(loaded.tokenizer, content, tokens)
@@ -116,4 +124,14 @@ def _measure(
             model_name=loaded.name,
             text_name=text_name,
             progress=bars,
+            ranks=ranks,
         )
+
+
+def _check_outputs(json: Path | None, plot: Path | None) -> None:
+    """Refuse files that cannot be written."""
+    for option, path in (("--json", json), ("--plot", plot)):
+        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+            raise ReportError(f"{option}: cannot write {path}: it is a folder, or its folder does not exist")
+    if plot is not None:
+        check_plot_path(plot)

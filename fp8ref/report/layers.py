@@ -10,12 +10,15 @@ import torch
 from torch import nn
 
 from fp8ref.emulation.formats import format_of
+from fp8ref.emulation.lanes import for_each
 from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat, quantize
 from fp8ref.emulation.scales import Scaling
 from fp8ref.report.errors import ReportError
 from fp8ref.report.recipes import Recipe
 from fp8ref.report.results import Energies, LayerResult, NotConverted, OperandCounts
+
+_ROWS = 64
 
 OnProducts = Callable[[int], None]
 """Called after each product of matrices with the number of multiplications done."""
@@ -170,9 +173,10 @@ def _energies(x: torch.Tensor, weight: torch.Tensor, exact: torch.Tensor, output
     """The energies of one call: x [M, K], weight [N, K], exact and output [M, N], all fp32."""
 
     def energy(values: torch.Tensor) -> float:
-        return float(values.square().sum())
+        # Row by row: torch splits a sum over everything by threads, and its last bits with it.
+        return float(values.square().sum(-1).sum())
 
-    reference = x.double() @ weight.double().t()
+    reference = _reference(x, weight)
     exact, output = exact.double(), output.double()
     return Energies(
         energy(reference),
@@ -181,6 +185,19 @@ def _energies(x: torch.Tensor, weight: torch.Tensor, exact: torch.Tensor, output
         energy(output - exact),
         energy(output - reference),
     )
+
+
+def _reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``x @ weight.t()`` in float64, some rows at a time and each on one thread: more would change its last bits."""
+    left, right = x.double(), weight.double().t()
+    result = left.new_empty(x.shape[0], weight.shape[0])
+    rows = max(1, min(_ROWS, -(-x.shape[0] // 2)))
+
+    def multiply(start: int) -> None:
+        torch.matmul(left[start : start + rows], right, out=result[start : start + rows])
+
+    for_each(multiply, iter(range(0, x.shape[0], rows)), x.device)
+    return result
 
 
 @contextmanager

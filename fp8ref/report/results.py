@@ -165,7 +165,7 @@ class RecipeResult:
         divergence: Kullback-Leibler divergence in nats of the recipe's prediction from the fp32 one, per token.
         same_top: how many tokens have the same most likely prediction as in fp32.
         products: multiplications that the oracle did.
-        seconds: wall-clock time.
+        seconds: of computing, those of all processes added up.
     """
 
     recipe: Recipe

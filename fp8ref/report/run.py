@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from fp8ref.report.errors import ReportError
-from fp8ref.report.layers import OracleLinear, QuantisedWeight, choose_linears, computed_by, quantise_and_count
+from fp8ref.report.layers import choose_linears
+from fp8ref.report.listening import Progress, Silent
+from fp8ref.report.pieces import PieceResult, Pieces
+from fp8ref.report.ranks import Alone, Ranks
 from fp8ref.report.recipes import Recipe
 from fp8ref.report.results import NotConverted, RecipeResult, Report
 
@@ -22,51 +23,6 @@ WINDOW = 512
 
 MIN_TOKENS = 8
 """Fewer tokens than this say nothing."""
-
-_ROWS = 64
-"""Rows of logits that are turned into float64 probabilities at a time, to keep memory flat for large vocabularies."""
-
-
-class Progress(Protocol):
-    """Who wants to know how far a run is."""
-
-    def begin(self, recipes: Sequence[str], products: int) -> None:
-        """The run starts: these recipes, each with this many multiplications."""
-
-    def recipe(self, name: str) -> None:
-        """A recipe starts."""
-
-    def advance(self, products: int) -> None:
-        """This many more multiplications are done."""
-
-    def done(self, name: str, seconds: float) -> None:
-        """A recipe is done."""
-
-
-class Silent:
-    """A :class:`Progress` that shows nothing."""
-
-    def begin(self, recipes: Sequence[str], products: int) -> None:
-        """Show nothing."""
-
-    def recipe(self, name: str) -> None:
-        """Show nothing."""
-
-    def advance(self, products: int) -> None:
-        """Show nothing."""
-
-    def done(self, name: str, seconds: float) -> None:
-        """Show nothing."""
-
-
-@dataclass
-class _Losses:
-    """Per-token figures, collected window by window."""
-
-    nll: list[float] = field(default_factory=list)
-    fp32_nll: list[float] = field(default_factory=list)
-    divergence: list[float] = field(default_factory=list)
-    same_top: int = 0
 
 
 def measure(
@@ -78,6 +34,7 @@ def measure(
     model_name: str = "",
     text_name: str = "",
     progress: Progress | None = None,
+    ranks: Ranks | None = None,
 ) -> Report:
     """Measure what FP8 does to a causal language model.
 
@@ -90,9 +47,12 @@ def measure(
         model_name: what the report calls the model.
         text_name: what it calls the text.
         progress: told after every layer.
+        ranks: the processes that share the work, each of which calls this with the same arguments and gets the same
+            report; :func:`fp8ref.report.ranks.joined` finds them. None: this one alone.
 
     Raises:
-        ReportError: too few tokens, no linear layer to convert, a model that is not fp32, NaN or Inf on the way.
+        ReportError: too few tokens, no linear layer to convert, a model that is not fp32, NaN or Inf on the way; of
+            several processes, one that is lost or was given something else.
 
     >>> from types import SimpleNamespace
     >>> from fp8ref.report.recipes import RECIPES
@@ -110,24 +70,66 @@ def measure(
     began = time.perf_counter()
     linears, rest = _check(model, tokens, recipes, include_head)
     windows = [window for window in tokens.split(WINDOW) if len(window) > 1]
+    ranks, progress = ranks or Alone(), progress or Silent()
+    digest = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
+    if ranks.count > 1:
+        ranks.check_same(
+            {
+                "PyTorch": torch.__version__,
+                "the recipes": ", ".join(recipe.name for recipe in recipes),
+                "the text": f"{len(tokens)} tokens {digest}",
+                "the model": f"{len(linears)} layers of parameters {_fingerprint(model)}",
+            }
+        )
     with _evaluating(model):
-        fp32_nll = [value for window in windows for value in _nll(_log_probabilities(model, window), window)]
-        results = _run_recipes(model, windows, recipes, linears, progress or Silent())
+        results = _run(Pieces(model, windows, recipes, linears), ranks, progress)
     for name, linear in linears.items():
         if any(name not in {layer.name for layer in result.layers} for result in results):
             rest.append(NotConverted(name, "Linear", linear.weight.numel(), "not reached by this text"))
-    digest = hashlib.sha256(tokens.numpy().tobytes()).hexdigest()
     return Report(
         model_name,
         text_name,
         len(tokens),
         WINDOW,
         digest,
-        tuple(fp32_nll),
+        results[0].fp32_nll,
         tuple(results),
         tuple(rest),
         time.perf_counter() - began,
     )
+
+
+def _run(pieces: Pieces, ranks: Ranks, progress: Progress) -> list[RecipeResult]:
+    """Compute every piece, here or on another rank, and merge them."""
+    progress.begin([recipe.name for recipe in pieces.recipes], pieces.products_per_recipe)
+    alone = ranks.count == 1
+    began = time.perf_counter()
+
+    def work(index: int, advance: Callable[[int], None]) -> PieceResult:
+        nonlocal began
+        recipe, window = pieces.at(index)
+        if alone and window == 0:
+            began = time.perf_counter()
+            progress.recipe(recipe.name)
+        result = pieces.run(index, advance)
+        if alone and window == len(pieces.windows) - 1:
+            progress.done(recipe.name, time.perf_counter() - began)
+        return result
+
+    results = pieces.merge(ranks.share(len(pieces), work, progress.advance))
+    if not alone:
+        for result in results:
+            progress.done(result.recipe.name, result.seconds)
+    return results
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """A digest of every parameter's name and bits."""
+    digest = hashlib.sha256()
+    for name, parameter in model.named_parameters():
+        digest.update(f"{name} {list(parameter.shape)}".encode())
+        digest.update(parameter.detach().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _check(
@@ -164,104 +166,3 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
-
-
-def _quantise_weights(linears: dict[str, nn.Linear], recipe: Recipe) -> dict[str, QuantisedWeight]:
-    """Every layer's weight [N, K] under the recipe's weight scaling."""
-    return {
-        name: QuantisedWeight(
-            *quantise_and_count(linear.weight.detach(), recipe.weight_dtype, recipe.weight_scaling, recipe.scale_format)
-        )
-        for name, linear in linears.items()
-    }
-
-
-def _run_recipes(
-    model: nn.Module,
-    windows: Sequence[torch.Tensor],
-    recipes: Sequence[Recipe],
-    linears: dict[str, nn.Linear],
-    progress: Progress,
-) -> list[RecipeResult]:
-    """Run the model under every recipe; weights are quantised anew only where two neighbours differ in them."""
-    size = sum(linear.weight.numel() for linear in linears.values())
-    progress.begin([recipe.name for recipe in recipes], size * sum(map(len, windows)))
-    results: list[RecipeResult] = []
-    weights: dict[str, QuantisedWeight] = {}
-    previous: tuple[object, ...] = ()
-    for recipe in recipes:
-        if previous != (recipe.weight_scaling, recipe.weight_dtype, recipe.scale_format):
-            weights = _quantise_weights(linears, recipe)
-            previous = (recipe.weight_scaling, recipe.weight_dtype, recipe.scale_format)
-        results.append(_run_recipe(model, windows, recipe, linears, weights, progress))
-    return results
-
-
-def _run_recipe(
-    model: nn.Module,
-    windows: Sequence[torch.Tensor],
-    recipe: Recipe,
-    linears: dict[str, nn.Linear],
-    weights: dict[str, QuantisedWeight],
-    progress: Progress,
-) -> RecipeResult:
-    """Run the model under one recipe, beside the fp32 model on the same windows."""
-    began = time.perf_counter()
-    progress.recipe(recipe.name)
-    products = 0
-
-    def on_products(count: int) -> None:
-        nonlocal products
-        products += count
-        progress.advance(count)
-
-    oracles = {
-        linear: OracleLinear(name, linear, weights[name], recipe, on_products) for name, linear in linears.items()
-    }
-    losses = _Losses()
-    for window in windows:
-        expected = _log_probabilities(model, window)
-        with computed_by(oracles):
-            got = _log_probabilities(model, window, f"recipe {recipe.name}")
-        losses.nll += _nll(got, window)
-        losses.fp32_nll += _nll(expected, window)
-        losses.divergence += _divergence(expected, got)
-        losses.same_top += int((expected.argmax(-1) == got.argmax(-1))[:-1].sum())
-    layers = tuple(oracle.result() for oracle in oracles.values() if oracle.activations.values)
-    if not layers:
-        raise ReportError("model: it calls none of its torch.nn.Linear modules; there is nothing to compute in FP8")
-    seconds = time.perf_counter() - began
-    progress.done(recipe.name, seconds)
-    return RecipeResult(
-        recipe,
-        layers,
-        tuple(losses.nll),
-        tuple(losses.fp32_nll),
-        tuple(losses.divergence),
-        losses.same_top,
-        products,
-        seconds,
-    )
-
-
-def _log_probabilities(model: nn.Module, window: torch.Tensor, what: str = "fp32") -> torch.Tensor:
-    """fp32 log-probabilities [T, vocabulary] of the token after each of the window's T tokens."""
-    output: Any = model(input_ids=window[None], use_cache=False)
-    logits: torch.Tensor = output.logits[0]
-    if not bool(logits.isfinite().all()):
-        raise ReportError(f"{what}: the model's logits are not finite on this text; nothing can be compared")
-    return logits.log_softmax(-1)
-
-
-def _nll(log_probabilities: torch.Tensor, window: torch.Tensor) -> list[float]:
-    """Negative log-likelihood in nats of each token but the first."""
-    picked = log_probabilities[:-1].gather(1, window[1:, None])
-    return [-value for value in picked[:, 0].tolist()]
-
-
-def _divergence(expected: torch.Tensor, got: torch.Tensor) -> list[float]:
-    """Kullback-Leibler divergence in nats of ``got`` from ``expected`` [T, vocabulary], for all rows but the last."""
-    values: list[float] = []
-    for p, q in zip(expected[:-1].split(_ROWS), got[:-1].split(_ROWS), strict=True):
-        values += (p.double().exp() * (p.double() - q.double())).sum(-1).tolist()
-    return values

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fp8ref
 from fp8ref.report import RECIPES, Energies, OperandCounts, Recipe, ReportError, measure
-from fp8ref.report.run import Silent
+from fp8ref.report.listening import Silent
 from tiny_models import VOCABULARY, TinyModel, tiny_model, tokens
 
 NAMES = ["tensor-fast-sm90", "row-fast-sm90", "row-accurate-sm89", "row-exact", "block-sm90", "block-exact"]
@@ -32,7 +32,7 @@ def recorded(model: TinyModel, recipe: Recipe, count: int = 24) -> tuple[Any, di
 
 
 def energy(values: Tensor) -> float:
-    return float(values.double().square().sum())
+    return float(values.double().square().sum(-1).sum())
 
 
 def counted(x: Tensor, q: fp8ref.ScaledTensor, largest: float) -> OperandCounts:
