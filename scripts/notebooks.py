@@ -28,7 +28,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NAMES = ("rounding", "accumulation", "decode")
+NAMES = ("rounding", "accumulation", "scaling", "decode")
 CELL_SECONDS = 900  # far above what any cell needs: a machine under load must not fail a notebook
 
 _STATED = re.compile(r"<!--=\s*(.*?)\s*-->", re.DOTALL)
