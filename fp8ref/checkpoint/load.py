@@ -90,17 +90,22 @@ def load_checkpoint(
         raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
     if dtype is not None and dtype not in _DTYPES:
         raise TypeError(f"dtype: got {dtype}; give one of {list(_DTYPES)}, or leave it out")
+    where = None if device is None else torch.device(device)
+    if where is not None and where.type == "meta":
+        raise ValueError("device: got meta, where nothing has values; give a device with memory")
     check_fused(fused)
     contents = read_contents(folder)
     _stop_on_errors(folder, contents.findings)
     target = build_model(Path(folder)) if model is None else model
     plan = plan_load(contents, target, fused)
     _stop_on_errors(folder, plan.findings)
-    reader = _Reader(contents, None if device is None else torch.device(device), dtype, backend, {}, [], [], [])
+    reader = _Reader(contents, where, dtype, backend, {}, [], [], [])
     with byte_bar("loading", contents.files.nbytes(), show=progress) as done:
         _read(reader, plan, done)
     _stop_on_errors(folder, reader.findings)
     _commit(target, reader)
+    if where is not None:
+        target.to(where)  # buffers that no checkpoint holds
     _warn(folder, [*contents.findings, *plan.findings])
     return target
 

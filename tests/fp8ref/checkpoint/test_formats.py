@@ -173,6 +173,7 @@ def test_a_bar_is_shown_where_somebody_looks(
         ("backend", "triton", "backend: got 'triton'"),
         ("dtype", torch.float8_e4m3fn, "dtype: got torch.float8_e4m3fn"),
         ("fused", {"qkv_proj": "q_proj"}, "fused: got {'qkv_proj': 'q_proj'}"),
+        ("device", "meta", "device: got meta"),
         ("fused", ["qkv_proj"], "fused: got "),
     ],
 )
