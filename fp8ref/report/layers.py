@@ -19,6 +19,7 @@ from fp8ref.report.recipes import Recipe
 from fp8ref.report.results import Energies, LayerResult, NotConverted, OperandCounts
 
 _ROWS = 64
+"""Rows of a plain product that one thread computes."""
 
 OnProducts = Callable[[int], None]
 """Called after each product of matrices with the number of multiplications done."""
@@ -94,6 +95,43 @@ def choose_linears(model: nn.Module, *, include_head: bool) -> tuple[dict[str, n
             reason = "not a torch.nn.Linear: its products stay in fp32"
         rest.append(NotConverted(name, type(module).__name__, sum(parameter.numel() for parameter in own), reason))
     return linears, rest
+
+
+def product_of_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """``torch.nn.functional.linear``, some rows at a time, each on one thread: with more its last bits are others.
+
+    Args:
+        x: [..., K].
+        weight: [N, K].
+        bias: [N].
+
+    >>> product_of_rows(torch.ones(3, 2), torch.ones(1, 2))
+    tensor([[2.],
+            [2.],
+            [2.]])
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    result = rows.new_empty(rows.shape[0], weight.shape[0])
+    height = max(1, min(_ROWS, -(-rows.shape[0] // 2)))  # two pieces at least, or all threads would work on the one
+
+    def multiply(start: int) -> None:
+        result[start : start + height] = nn.functional.linear(rows[start : start + height], weight, bias)
+
+    for_each(multiply, iter(range(0, rows.shape[0], height)), x.device)
+    return result.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def plain_linears(model: nn.Module) -> dict[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]:
+    """Replacements for :func:`computed_by` that give every linear layer the same bits on any number of threads.
+
+    >>> len(plain_linears(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
+    1
+    """
+
+    def replacement(linear: nn.Linear) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda x: product_of_rows(x, linear.weight, linear.bias)
+
+    return {module: replacement(module) for module in model.modules() if type(module) is nn.Linear}
 
 
 class OracleLinear:
@@ -176,7 +214,7 @@ def _energies(x: torch.Tensor, weight: torch.Tensor, exact: torch.Tensor, output
         # Row by row: torch splits a sum over everything by threads, and its last bits with it.
         return float(values.square().sum(-1).sum())
 
-    reference = _reference(x, weight)
+    reference = product_of_rows(x.double(), weight.double())
     exact, output = exact.double(), output.double()
     return Energies(
         energy(reference),
@@ -187,21 +225,8 @@ def _energies(x: torch.Tensor, weight: torch.Tensor, exact: torch.Tensor, output
     )
 
 
-def _reference(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``x @ weight.t()`` in float64, some rows at a time and each on one thread: more would change its last bits."""
-    left, right = x.double(), weight.double().t()
-    result = left.new_empty(x.shape[0], weight.shape[0])
-    rows = max(1, min(_ROWS, -(-x.shape[0] // 2)))
-
-    def multiply(start: int) -> None:
-        torch.matmul(left[start : start + rows], right, out=result[start : start + rows])
-
-    for_each(multiply, iter(range(0, x.shape[0], rows)), x.device)
-    return result
-
-
 @contextmanager
-def computed_by(replacements: Mapping[nn.Linear, OracleLinear]) -> Iterator[None]:
+def computed_by(replacements: Mapping[nn.Linear, Callable[[torch.Tensor], torch.Tensor]]) -> Iterator[None]:
     """Within the block, the given layers are computed by their replacements; afterwards all is as before.
 
     >>> linear = nn.Linear(2, 2)

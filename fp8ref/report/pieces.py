@@ -1,8 +1,7 @@
 """The pieces that a report is made of, a recipe on a window each: independent of each other, so they can be shared.
 
-One process and several compute the same pieces and merge them in the same order: the figures are the same to the last
-bit, as far as the matrix products of the fp32 model are (PyTorch's own, whose bits may depend on the processor and, for
-large ones, on the number of threads).
+One process and several compute the same pieces and merge them in the same order, and the number of threads decides no
+bit: the figures are the same to the last one. On processors of another kind PyTorch's own products may have other bits.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import nn
 
 from fp8ref.report.errors import ReportError
-from fp8ref.report.layers import OracleLinear, QuantisedWeight, computed_by, quantise_and_count
+from fp8ref.report.layers import OracleLinear, QuantisedWeight, computed_by, plain_linears, quantise_and_count
 from fp8ref.report.recipes import Recipe
 from fp8ref.report.results import Energies, LayerResult, OperandCounts, RecipeResult
 
@@ -101,8 +100,10 @@ class Pieces:
             linear: OracleLinear(name, linear, self._weights[name], recipe, count)
             for name, linear in self.linears.items()
         }
-        expected = _log_probabilities(self.model, window)
-        with computed_by(oracles):
+        plain = plain_linears(self.model)
+        with computed_by(plain):
+            expected = _log_probabilities(self.model, window)
+        with computed_by({**plain, **oracles}):
             got = _log_probabilities(self.model, window, f"recipe {recipe.name}")
         return PieceResult(
             tuple(oracle.result() for oracle in oracles.values() if oracle.activations.values),

@@ -185,6 +185,19 @@ def test_two_runs_are_equal() -> None:
     assert first.token_sha256 == second.token_sha256
 
 
+def test_the_number_of_threads_changes_no_bit() -> None:
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            result = measure(tiny_model(), tokens(600), [RECIPES["block-sm90"]]).recipes[0]
+            results.append((result.layers, result.nll, result.fp32_nll, result.divergence))
+    finally:
+        torch.set_num_threads(before)
+    assert results[0] == results[1] == results[2]
+
+
 def broken(value: float, *, layer: str = "down") -> TinyModel:
     model = tiny_model()
     with torch.no_grad():
