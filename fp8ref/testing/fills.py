@@ -23,13 +23,15 @@ _MATRIX = 2
 
 
 def integer_codes(fmt: FloatFormat, limit: int) -> list[int]:
-    """Codes of the integers of at most ``limit`` in magnitude, 0 first, without -0.
+    """Codes of the integers from 1 to ``limit`` in magnitude, of either sign.
+
+    Without 0: its products may be -0, and a sum that starts with one of them differs from a sum that starts from +0.
 
     >>> from fp8ref.testing.floats import FLOATS
     >>> [hex(code) for code in integer_codes(FLOATS[torch.float8_e4m3fn], 1)]
-    ['0x0', '0x38', '0xb8']
+    ['0x38', '0xb8']
     """
-    return [fmt.code(float(sign * value)) for value in range(limit + 1) for sign in ((1, -1) if value else (1,))]
+    return [fmt.code(float(sign * value)) for value in range(1, limit + 1) for sign in (1, -1)]
 
 
 def boundary_codes(fmt: FloatFormat) -> list[int]:
@@ -52,14 +54,15 @@ def named_palette(name: str, fmt: FloatFormat) -> tuple[int, ...]:
     """The codes that a name stands for.
 
     ``finite``, ``every`` (NaN and Inf too), ``edges`` (:func:`boundary_codes`), ``powers`` (of two), ``subnormal`` (and
-    the first binade above), ``near E`` (exponent fields E - 1 to E + 1: sums that cancel), ``integers L`` (-L to L).
+    the first binade above), ``near E`` (exponent fields E - 1 to E + 1: sums that cancel), ``integers L`` (1 to L, of
+    either sign).
 
     Raises:
         ValueError: another name, or one that needs an FP8 format beside a wider one.
 
     >>> from fp8ref.testing.floats import FLOATS
     >>> named_palette("integers 1", FLOATS[torch.float8_e5m2])
-    (0, 60, 188)
+    (60, 188)
     """
     kind, _, number = name.partition(" ")
     if kind == "integers" and number.isdigit():

@@ -104,10 +104,15 @@ def _without_bias(subject: Subject) -> tuple[torch.dtype | None, ...]:
     return (None,) if None in subject.supports.bias_dtypes else subject.supports.bias_dtypes
 
 
+def _widest(subject: Subject) -> tuple[torch.dtype, ...]:
+    """The output with most bits: a narrow one hides what the accumulator and the scales do."""
+    return (max(subject.supports.out_dtypes, key=lambda dtype: FLOATS[dtype].fraction_bits),)
+
+
 @st.composite
 def scale_order(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     """Scales whose products round: another order, or one in the place of another, shows in the last bits."""
-    case = draw(drawn(subject, tame=True, bias_dtypes=_without_bias(subject)))
+    case = draw(drawn(subject, tame=True, bias_dtypes=_without_bias(subject), out_dtypes=_widest(subject)))
     a, b = (replace(fill, palette=_NEAR_ONE, zeros=0.0) for fill in (case.a, case.b))
     many = float_fills(torch.float32, wild=False, most=8)
     return replace(case, a=a, b=b, scale_a=draw(many), scale_b=draw(many))
@@ -156,7 +161,8 @@ def zeros(draw: st.DrawFn, subject: Subject) -> MatmulCase:
 def biased(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     """A bias as large as the scaled sum: its rounding, and where it happens, shows."""
     dtypes = tuple(dtype for dtype in subject.supports.bias_dtypes if dtype is not None)
-    return draw(drawn(subject, tame=True, bias_dtypes=dtypes))
+    outputs = _widest(subject) if draw(st.booleans()) else subject.supports.out_dtypes
+    return draw(drawn(subject, tame=True, bias_dtypes=dtypes, out_dtypes=outputs))
 
 
 @st.composite
@@ -166,7 +172,8 @@ def accumulation(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     multiple = of.multiple_of[2]
     low = max(of.smallest[2], of.largest[2] // 2 // multiple * multiple)
     smallest = (*of.smallest[:2], low)
-    case = draw(drawn(subject, tame=True, smallest=smallest, bias_dtypes=_without_bias(subject)))
+    wide = _widest(subject)
+    case = draw(drawn(subject, tame=True, smallest=smallest, bias_dtypes=_without_bias(subject), out_dtypes=wide))
     if draw(st.booleans()):
         return _with_losses(case, subject)
     one = case.a.format.one >> case.a.format.fraction_bits

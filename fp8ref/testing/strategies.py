@@ -240,8 +240,8 @@ def matmul_cases(
         draw: given by Hypothesis.
         supports: what may come.
         exact: operands are small integers and scales 1, 1/2 and 2, so that every product, partial sum and scaled sum
-            is exact in an accumulator of 14 bits, whatever the order: all correct kernels that start from +0 and round
-            once to the output agree on every bit.
+            is exact in an accumulator of 14 bits, whatever the order: all right kernels that round once to the output
+            agree on every bit.
         unit: what ``case.expected()`` computes with; or a strategy of units.
         shape: M, N and K; None draws them.
 

@@ -68,7 +68,7 @@ def matmul_bound(
     >>> a = torch.tensor([[256.0] + 31 * [1.0]]).to(torch.float8_e4m3fn)
     >>> found = matmul_bound(a, a.t(), out_dtype=torch.float32)
     >>> found.low.item(), found.exact.item(), found.high.item()
-    (65528.015625, 65567.0, 65605.984375)
+    (65529.0, 65567.0, 65605.0)
     """
     a, b, scale_a, scale_b, scaling = unpack_scaled(a, b, scale_a, scale_b, scaling)
     check_operands(a, b)

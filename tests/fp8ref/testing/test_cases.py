@@ -122,7 +122,7 @@ def test_exact_data_agree_in_any_order_on_any_unit(case: MatmulCase, unit: str, 
         plain = (a.double() @ b.double()) * made.scale_a.double() * made.scale_b.double()
         plain = plain if made.bias is None else plain + made.bias.double()
         if case.out_dtype == torch.float32:
-            assert torch.equal(y.double(), plain)
+            assert_bits_equal(y, plain.float())
 
 
 def test_exact_data_end_where_they_would_not_be_exact() -> None:
