@@ -28,7 +28,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 FOLDER = Path(__file__).resolve().parent.parent / "notebooks"
-NAMES = ("rounding", "accumulation", "scaling", "decode")
+NAMES = ("rounding", "accumulation", "scaling", "model", "decode")
 CELL_SECONDS = 900  # far above what any cell needs: a machine under load must not fail a notebook
 
 _STATED = re.compile(r"<!--=\s*(.*?)\s*-->", re.DOTALL)
@@ -130,6 +130,12 @@ def run_notebook(name: str, folder: Path = FOLDER) -> Ran:
             them.
     """
     ran = execute(name, folder)
+    check(name, ran)
+    return ran
+
+
+def check(name: str, ran: Ran) -> None:
+    """Raise NotebookError unless all that a notebook says is what its run gave."""
     text = text_of(ran.notebook)
     wrong = [
         f"unchecked number {number}: state it with <!--= ... -->, or write it as code"
@@ -144,7 +150,6 @@ def run_notebook(name: str, folder: Path = FOLDER) -> Ran:
     ]
     if wrong:
         raise NotebookError("\n".join(f"{name}: {line}" for line in wrong))
-    return ran
 
 
 def execute(name: str, folder: Path = FOLDER) -> Ran:
@@ -173,11 +178,15 @@ def execute(name: str, folder: Path = FOLDER) -> Ran:
     return Ran(notebook, outcome[1:], outcome[0])
 
 
-def update(name: str) -> None:
-    """Put the numbers of a run into the text of a source."""
+def update(name: str) -> Ran:
+    """Execute a notebook, put the numbers of the run into its source, and check it."""
+    ran = execute(name)
     path = FOLDER / f"{name}.py"
-    values = execute(name).values
-    path.write_text(updated(path.read_text(encoding="utf-8"), values), encoding="utf-8")
+    path.write_text(updated(path.read_text(encoding="utf-8"), ran.values), encoding="utf-8")
+    for cell, source in zip(ran.notebook.cells, read_source(name).cells, strict=True):
+        cell.source = source.source
+    check(name, ran)
+    return ran
 
 
 def main(arguments: list[str]) -> None:
@@ -190,9 +199,7 @@ def main(arguments: list[str]) -> None:
     failed = []
     for name in names:
         try:
-            if "--update" in options:
-                update(name)
-            ran = run_notebook(name)
+            ran = update(name) if "--update" in options else run_notebook(name)
         except NotebookError as error:
             failed.append(str(error))
             print(f"{name}: failed", flush=True)

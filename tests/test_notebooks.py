@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
+import scripts.notebooks
 from scripts.notebooks import FOLDER, NAMES, NotebookError, read_source, run_notebook, text_of, unchecked_numbers
 
 FAST = ("rounding", "decode")
@@ -17,6 +19,10 @@ FAST = ("rounding", "decode")
 
 def committed(name: str) -> Any:
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)  # type: ignore[no-untyped-call]
+
+
+def test_examples() -> None:
+    assert doctest.testmod(scripts.notebooks).failed == 0
 
 
 def test_every_notebook_is_known() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Iterator
 from fractions import Fraction
@@ -162,6 +163,20 @@ def test_an_interval_holds_its_estimate(axes: Axes) -> None:
         plots.draw_intervals({"row": (2.0, 0.0, 1.0)}, axes)
     with pytest.raises(ValueError, match="none"):
         plots.draw_intervals({}, axes)
+
+
+def test_without_matplotlib_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(ImportError, match=r"pip install 'fp8ref\[plots\]'"):
+        importlib.reload(plots)
+
+
+def test_a_table_is_markdown_and_text_and_never_ragged() -> None:
+    table = plots.Table(["input", "e4m3"], [["500", "448"]])
+    assert table._repr_markdown_() == "| input | e4m3 |\n| --- | --: |\n| 500 | 448 |"
+    assert repr(table) == "input  e4m3\n500     448"
+    with pytest.raises(ValueError, match="1 columns under 2 names"):
+        plots.Table(["input", "e4m3"], [["500"]])
 
 
 def test_the_page_is_as_wide_as_a_page() -> None:
