@@ -217,6 +217,20 @@ def test_every_made_up_unit_has_an_engine() -> None:
             assert torch.equal(*answers)
 
 
+def test_another_shape_or_unit_is_not_compiled_anew() -> None:
+    """Machine code is per type: the narrow units' and, with F above 25, the wide ones'."""
+    a = codes(3, 200, 9)
+    fp8ref.accumulate(a, a.t(), engine="compiled")
+    loops: Any = compiled_run_steps()
+    known = len(loops.signatures)
+    for m, n, k in ((1, 1, 1), (1, 70, 33), (70, 1, 128), (2, 600, 500), (65, 513, 129)):
+        for unit in ("sm90", "sm90_mma_sync", "sm100"):
+            x, w = codes(m, k, 10), codes(n, k, 11)
+            fp8ref.accumulate(x, w.t(), unit=unit, engine="compiled")
+            fp8ref.accumulate(x.t().contiguous().t(), w.t().contiguous(), unit=unit, engine="compiled")
+    assert len(loops.signatures) == known
+
+
 @pytest.mark.parametrize("real", [np.float32, np.float64])
 def test_codes_are_decoded_as_the_formats_say(real: type) -> None:
     codes = np.arange(256, dtype=np.uint8)
