@@ -4,8 +4,8 @@
 normal activations and weights, the kind of data that those tests draw, once with weights scaled so that outputs are
 of order 1, as in a layer, once without. The reference of a tolerance is the fp32 product of the dequantised operands,
 as in those tests. A tolerance lets a mutant pass when it accepts every product in which the mutant returns other bits
-than the right kernel; products of which it refuses the right result are left out for it. The last column is the property
-of ``check_matmul`` that finds the mutant first.
+than the right kernel; products of which it refuses the right result are left out for it. The last column is the
+property of ``check_matmul`` that finds the mutant first.
 """
 
 from __future__ import annotations
