@@ -137,12 +137,16 @@ def test_a_layer_that_no_group_targets(tmp_path: Path) -> None:
     refused(tmp_path, small_model(), "block.up.weight", "no group in config.json targets 'block.up'")
 
 
-def test_each_layer_follows_its_own_group(tmp_path: Path) -> None:
-    """Regular expressions and exact names; an exact name goes before a class."""
+@pytest.mark.parametrize(
+    ("general", "exact"), [("Linear", "re:block[.]do.*"), ("Linear", "block.down"), ("re:.*", "block.down")]
+)
+def test_each_layer_follows_its_own_group(general: str, exact: str, tmp_path: Path) -> None:
+    """The more exact pattern decides, whatever the order."""
     written = write_small(tmp_path, "compressed-tensors channel")
     groups = json.loads(json.dumps(VARIANTS["compressed-tensors channel"].config["config_groups"]))
     static = json.loads(json.dumps(VARIANTS["compressed-tensors static"].config["config_groups"]))["group_0"]
-    static["targets"] = ["re:block[.]do.*"]
+    groups["group_0"]["targets"] = [general]
+    static["targets"] = [exact]
     static["weights"]["strategy"] = "channel"
     reconfigure(tmp_path, config_groups={**groups, "group_1": static})
     rewrite(tmp_path, block__down__input_scale=torch.tensor([0.25]))
@@ -172,6 +176,13 @@ def test_a_token_does_not_depend_on_its_batch_mates_vllm_57016(tmp_path: Path) -
     write_small(tmp_path, "AutoFP8 dynamic")
     layer = loaded(tmp_path).block.up
     assert torch.equal(layer(X)[:1], layer(X[:1]))
+
+
+def test_no_silent_fallback_colossalai_6393(tmp_path: Path) -> None:
+    write_small(tmp_path, "AutoFP8 dynamic")
+    model = fp8ref.load_checkpoint(tmp_path, small_model(7))  # backend="auto": the kernels
+    with pytest.raises(ValueError, match=r"emulate"):
+        model(X)
 
 
 def test_the_bound_of_fbgemm_is_applied(tmp_path: Path) -> None:

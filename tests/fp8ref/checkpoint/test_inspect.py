@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
-from checkpoint_corruption import reconfigure
+from checkpoint_corruption import reconfigure, rewrite
 from checkpoint_formats import SHARDS, write_small
 from checkpoint_variants import VARIANTS
 from fp8ref.commands import app
@@ -61,6 +61,19 @@ def test_a_tensor_that_is_wrong_is_listed_all_the_same(tmp_path: Path) -> None:
     assert result.exit_code == 1
     for name in ("block.up.weight", "block.up.weight_scale", "block.up.bias"):
         assert any(line.split()[:1] == [name] and "wrong, see below" in line for line in result.stdout.splitlines())
+
+
+@pytest.mark.parametrize(("ignored", "level"), [(["lm_head"], "error"), (None, "warning"), (["other.up"], "")])
+def test_a_layer_in_16_bits_beside_its_like_in_fp8(ignored: list[str] | None, level: str, tmp_path: Path) -> None:
+    """Without a model, a name tells: another ``up`` is FP8. Without a list that is no contradiction."""
+    write_small(tmp_path, "AutoFP8 dynamic")
+    rewrite(tmp_path, other__up__weight=torch.ones(4, 4, dtype=torch.bfloat16))
+    reconfigure(tmp_path, ignored_layers=ignored)
+    result = call(tmp_path)
+    assert result.exit_code == (level == "error")
+    words = "other.up.weight: is BF16 [4, 4], but ignored_layers in config.json does not leave it out of FP8"
+    assert (words in result.stdout) == bool(level)
+    assert any(line.startswith(f"{level}: ") and words in line for line in result.stdout.splitlines()) == bool(level)
 
 
 def test_fast_says_that_it_did_not_look(tmp_path: Path) -> None:

@@ -146,6 +146,7 @@ def test_tied_weights_are_written_once_and_tied_again(tmp_path: Path) -> None:
     convert(model, "row", ["lm_head"])
     with pytest.warns(fp8ref.CheckpointWarning, match=r"lm_head: .* serving engines"):
         fp8ref.save_checkpoint(model, tmp_path / "head")
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["tie_word_embeddings"] is False
     untied: Any = fp8ref.load_checkpoint(tmp_path / "head", backend="emulate")
     assert torch.equal(untied.lm_head.dequantized_weight(), model.lm_head.dequantized_weight())
     assert torch.equal(untied.model.embed_tokens.weight, model.model.embed_tokens.weight)
