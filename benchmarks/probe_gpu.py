@@ -68,13 +68,9 @@ def tl_dot(form: Form, pair: tuple[torch.dtype, torch.dtype] = (E4M3, E4M3)) -> 
         return d
 
     def run() -> fp8ref.ProbeReport:
-        call(
-            *(
-                torch.zeros(size, 512, device="cuda").to(kind)
-                for size, kind in zip((form.bm, form.bn), pair, strict=True)
-            )
-        )
-        seen = " ".join(instructions(call.kernel.asm["ptx"]))  # type: ignore[attr-defined]
+        a, b = (torch.zeros(size, 512, device="cuda") for size in (form.bm, form.bn))
+        call(a.to(pair[0]), b.to(pair[1]).t())
+        seen = " ".join(instructions(compiled["kernel"].asm["ptx"]))
         name = f"tl.dot, tile {form.bm}x{form.bn}x{form.bk}, max_num_imprecise_acc {form.imprecise}, {seen}"
         return probe(call, m=form.bm, n=form.bn, dtypes=pair, device="cuda", name=name, elements=300_000)
 
@@ -134,6 +130,7 @@ def main() -> int:
     """Probe everything, each on its own; the exit status counts those that failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", default="", help="only what has this in its name")
     parser.add_argument("--seconds", type=float, default=110.0, help="start nothing new after this long")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -145,7 +142,7 @@ def main() -> int:
         except Exception:  # noqa: BLE001 - without nvcc the rest still runs
             traceback.print_exc()
             todo = []
-        for name, run in todo:
+        for name, run in (job for job in todo if options.only in job[0]):
             if time.monotonic() - began > options.seconds:
                 texts.append(f"== {name}\nno time left\n")
                 continue

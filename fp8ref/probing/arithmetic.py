@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -41,6 +43,7 @@ class Places:
 
     def __init__(self, structure: Structure, k: int) -> None:
         """Take the places from the found structure."""
+        self.k = k
         self.steps = structure.steps
         self.chain = structure.chains[0] if structure.chains else k
         self.chains = -(-k // self.chain)
@@ -60,7 +63,7 @@ def find_arithmetic(subject: Subject, masks: Masks, structure: Structure, out: t
     found, places = Arithmetics(), Places(structure, subject.k)
     _kept(subject, masks, places, found, out)
     _candidates(subject, masks, places, structure, found, out)
-    _total(subject, masks, places, found)
+    _total(subject, masks, places, found, out)
     return found
 
 
@@ -77,10 +80,24 @@ def _scan(
     wanted = [2.0**e for e in exponents]
     answers = subject.ask_raised(trials, exponents, least, most)
     right = [answer == want for answer, want in zip(answers, wanted, strict=True)]
+    if subject.scales is None:
+        # What is too large for the output is not seen; the first that is must have survived.
+        unseen = sum(want > 2.0**most for want in wanted)
+        right = [right[min(unseen, len(right) - 1)] if i < unseen else seen for i, seen in enumerate(right)]
     count = right.index(False) if False in right else len(right)
     last = [i for i in (count - 1, count) if 0 <= i < len(trials)]
     found.evidence[name] = [(trials[i], answers[i]) for i in last]
     return None if any(right[count:]) else count
+
+
+def _ask_near(subject: Subject, trials: Sequence[Trial], exponent: int, out: torch.dtype) -> list[float]:
+    """Answers to trials of up to ``2**(exponent + 2)``, raised or lowered where the output is narrow."""
+    if subject.scales is None or out.itemsize > 1:
+        return subject.ask(trials)
+    kept, subject.lift = subject.lift, -exponent
+    answers = subject.ask(trials)
+    subject.lift = kept
+    return answers
 
 
 def _kept(subject: Subject, masks: Masks, places: Places, found: Arithmetics, out: torch.dtype) -> None:
@@ -97,10 +114,10 @@ def _kept(subject: Subject, masks: Masks, places: Places, found: Arithmetics, ou
         count = _scan(subject, found, "c_bits", carried, exponents, out)
         found.c_bits = None if count in (None, 0, len(exponents)) else count - 1
     if found.fraction_bits is not None:
-        _alignment(subject, masks, places, found)
+        _alignment(subject, masks, places, found, out)
 
 
-def _alignment(subject: Subject, masks: Masks, places: Places, found: Arithmetics) -> None:
+def _alignment(subject: Subject, masks: Masks, places: Places, found: Arithmetics, out: torch.dtype) -> None:
     """Which way a term is cut at its last kept bit."""
     assert found.fraction_bits is not None
     last, first = masks.big - found.fraction_bits, places.steps[0]
@@ -113,7 +130,7 @@ def _alignment(subject: Subject, masks: Masks, places: Places, found: Arithmetic
             cut = {first[0]: _value(masks, masks.big), first[1]: _value(masks, masks.big, sign=-1)}
             trials.append({**cut, first[2]: _value(masks, last + exponent, significand, sign)})
             exact.append(sign * significand * 2.0**exponent)
-    answers = [answer / 2.0**last for answer in subject.ask(trials)]
+    answers = [answer / 2.0**last for answer in _ask_near(subject, trials, last, out)]
     found.evidence["alignment"] = list(zip(trials, (a * 2.0**last for a in answers), strict=True))[:6]
     found.alignment = _name_of(exact, answers)
 
@@ -136,7 +153,10 @@ def _candidates(
     subject: Subject, masks: Masks, places: Places, structure: Structure, found: Arithmetics, out: torch.dtype
 ) -> None:
     """B and the rounding of a result: every candidate is computed, and those that differ anywhere are out."""
-    trials = list(_wide_sums(masks, places, found.fraction_bits))
+    trials = [
+        *_wide_sums(masks, places, found.fraction_bits, out, -subject.lift),
+        *_ties(masks, places, found.fraction_bits, out, -subject.lift),
+    ]
     answers = subject.ask(trials)
     found.evidence["significant_bits"] = list(zip(trials, answers, strict=True))[-4:]
     x, y = torch.zeros(len(trials), subject.k), torch.zeros(len(trials), subject.k)
@@ -172,17 +192,17 @@ def _ways(structure: Structure, fraction_bits: int | None) -> Iterable[list[Arit
         yield [Arithmetic(kept, bits, "truncate") for bits in range(2, 25) for kept in range(2, 34)]
 
 
-def _wide_sums(masks: Masks, places: Places, fraction_bits: int | None) -> Iterable[Trial]:
+def _wide_sums(masks: Masks, places: Places, fraction_bits: int | None, out: torch.dtype, lift: int) -> Iterable[Trial]:
     """Sums whose leading bit lies above the largest exponent, with small last bits.
 
     In the last step of a chain, for the next step would cut c to F + 1 bits; seen in the result, or once the next chain
     has taken the large part away. And in the first step, with the large part taken away in the next.
     """
     kept = fraction_bits if fraction_bits is not None else 24
-    level = masks.big - 6
     first, final = places.steps[0], places.final
     later = places.steps[1] if len(places.steps) > 1 else ()
-    for significand in (1.75, 1.0):
+    levels = {masks.big - 6, min(masks.big - 6, LARGEST.get(out, 127) + lift - 7)}
+    for level, significand in itertools.product(sorted(levels), (1.75, 1.0)):
         x, y = (significand * v for v in factors(level, 1.0, masks.left, masks.right))
         for t in range(kept + 2):
             if level - t < masks.small + 2:
@@ -192,7 +212,7 @@ def _wide_sums(masks: Masks, places: Places, fraction_bits: int | None) -> Itera
                 if len(final) > 1:
                     whole = {**dict.fromkeys(final[:-1], (x, y)), final[-1]: low}
                     yield whole
-                    if places.chains > 1 and final[-1] + places.chain < places.chain * places.chains - places.chain + 1:
+                    if places.chains > 1 and final[-1] + places.chain < places.k:
                         yield {**whole, **{place + places.chain: (-x, y) for place in final[:-1]}}
                 if len(first) > 1 and len(later) >= len(first) - 1:
                     yield {
@@ -206,7 +226,24 @@ def _wide_sums(masks: Masks, places: Places, fraction_bits: int | None) -> Itera
                     yield {a: (x, y), b: low, c: (-x, y)}
 
 
-def _total(subject: Subject, masks: Masks, places: Places, found: Arithmetics) -> None:
+def _ties(masks: Masks, places: Places, fraction_bits: int | None, out: torch.dtype, lift: int) -> Iterable[Trial]:
+    """Sums half-way between two values of a narrow output, and a last bit that decides the rounding if B keeps it."""
+    final = places.final
+    if out.itemsize >= 4 or len(final) < 4:
+        return
+    digits = round(-math.log2(torch.finfo(out).eps)) + 1
+    doublings = (len(final) - 2).bit_length() - 1
+    copies = 2**doublings
+    level = min(masks.big - 6, LARGEST.get(out, 127) + lift - 7)
+    top = level + doublings
+    for t in range(digits + 1, doublings + (fraction_bits or 24) + 2):
+        if top - t < masks.small + 2:
+            return
+        half, low = _value(masks, top - digits), _value(masks, top - t)
+        yield {**dict.fromkeys(final[:copies], _value(masks, level)), final[copies]: half, final[copies + 1]: low}
+
+
+def _total(subject: Subject, masks: Masks, places: Places, found: Arithmetics, out: torch.dtype) -> None:
     """How sums of chains are added: M and v from two chains, M taken away by a third."""
     if places.chains < 3:
         return
@@ -226,7 +263,7 @@ def _total(subject: Subject, masks: Masks, places: Places, found: Arithmetics) -
                 }
             )
             exact.append(sign * significand * 2.0**exponent)
-    answers = [answer / 2.0**last for answer in subject.ask(trials)]
+    answers = [answer / 2.0**last for answer in _ask_near(subject, trials, last, out)]
     found.evidence["total"] = list(zip(trials, (a * 2.0**last for a in answers), strict=True))[:6]
     # Below M the unit is half as large: -1.5 and -0.5 of the coarser one are exact there.
     positive = [(e, a) for e, a in zip(exact, answers, strict=True) if e > 0]
