@@ -97,6 +97,12 @@ def test_other_block_sizes_are_refused(size: Any, tmp_path: Path) -> None:
     refused(tmp_path, small_model(), f"weight_block_size: got {size!r}")
 
 
+def test_static_activations_of_blocks_are_refused(tmp_path: Path) -> None:
+    write_small(tmp_path, "DeepSeek blocks")
+    reconfigure(tmp_path, activation_scheme="static")
+    refused(tmp_path, small_model(), "activation_scheme: got 'static'; 'dynamic' is read beside block scales")
+
+
 @pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_AWQ", "INT8_SQ", "MXFP8", None])
 def test_other_algorithms_of_modelopt_are_refused(algorithm: str | None, tmp_path: Path) -> None:
     write_small(tmp_path, "ModelOpt per channel")
