@@ -1,4 +1,4 @@
-"""How often ``fp8ref.split_k`` is right about shapes that it was not made from: ``python benchmarks/split_k_holdout.py``.
+"""How often ``fp8ref.split_k`` is right about shapes that it was not made from.
 
 The shapes are the samples named fresh (split_k_shapes.py), kept in tests/emulation/split_k_fresh.npz with what cuBLASLt
 answered on an H200; 4,000 of them were measured from results as well. ``--make FOLDER`` builds that file from

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from fp8ref.probing.model import Model, build, dots
+from fp8ref.probing.model import Model, build, dots, same_arithmetic
 from fp8ref.probing.rounding import NEAREST, OUTPUTS
 from fp8ref.probing.steps import ROUNDINGS, Arithmetic, Rounding
 from fp8ref.probing.structure import Structure, period
@@ -178,8 +178,10 @@ def _candidates(
         if found.fraction_bits is None and len({way.fraction_bits for way in fits}) == 1:
             found.fraction_bits = fits[0].fraction_bits
         found.result_rounding = fits[0].rounding if len({way.rounding for way in fits}) == 1 else None
-        # Where several cannot be told apart, the widest: fp32 holds no more.
-        found.model = build(structure, max(fits, key=lambda way: way.significant_bits), subject.k)
+        # Where several cannot be told apart, one that is known, else the widest: fp32 holds no more.
+        models = [build(structure, way, subject.k) for way in sorted(fits, key=lambda way: -way.significant_bits)]
+        known = [model for model in models if model.unit is not None and same_arithmetic(model.unit)]
+        found.model = (known or models)[0]
 
 
 def _ways(structure: Structure, fraction_bits: int | None) -> Iterable[list[Arithmetic]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from fp8ref.emulation.scales import PAIRS, Scaling
 from fp8ref.probing.arithmetic import Arithmetics, find_arithmetic
+from fp8ref.probing.environment import oracle_call, where
 from fp8ref.probing.model import Model, build, same_arithmetic
 from fp8ref.probing.report import Finding, ProbeReport
 from fp8ref.probing.rounding import NEAREST, OUTPUTS
@@ -125,7 +125,7 @@ class _Run:
         unit = model.unit if model is not None else None
         equal = verdict is not None and verdict.first is None
         known = same_arithmetic(unit) if unit is not None and equal else None
-        call = _call(model, known) if equal else None
+        call = oracle_call(model, known, self.subject) if equal else None
         return ProbeReport(
             self.about,
             self.findings,
@@ -135,7 +135,7 @@ class _Run:
             verdict,
             self.subject.calls,
             self.subject.trials_asked,
-            _where(self.subject.device),
+            where(self.subject.device),
         )
 
     def _first_calls(self) -> torch.dtype:
@@ -292,19 +292,3 @@ class _Run:
         except ValueError as error:
             self.add("model", None, str(error))
             return None
-
-
-def _call(model: Model | None, known: str | None) -> str | None:
-    """The call of the oracle that computes the sums."""
-    if model is None or model.unit is None or not model.split_k:
-        return None
-    unit = repr(known) if known else "report.unit"
-    extra = "" if model.split_k == 1 else f", split_k={model.split_k}"
-    return f"fp8ref.accumulate(a, b, unit={unit}, use_fast_accum={model.use_fast_accum}{extra})"
-
-
-def _where(device: str) -> dict[str, str]:
-    found = {"torch": torch.__version__, "python": platform.python_version()}
-    if torch.device(device).type == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}
-    return found
