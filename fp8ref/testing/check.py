@@ -55,7 +55,7 @@ class Finding:
 class CheckError(AssertionError):
     """A kernel fails properties; ``findings`` has them all.
 
-    >>> CheckError("1 of 15 properties fails", ()).findings
+    >>> CheckError("1 of 16 properties fails", ()).findings
     ()
     """
 
@@ -85,8 +85,8 @@ def check_matmul(
 
     The properties: random cases; exact data; tails; strides and offsets; guard bands (operands and the memory around
     them stay as they are, and the NaN around them stays out of the result); poisoned output; repeated runs; batch
-    invariance (a row alone, in a batch, among NaN); accumulation; scale order; bias; overflow; subnormals; NaN and Inf;
-    zero signs. One line is printed for each.
+    invariance (a row alone, in a batch, among NaN); accumulation; scale order; output rounding; bias; overflow;
+    subnormals; NaN and Inf; zero signs. One line is printed for each.
 
     Args:
         kernel: called as :func:`fp8ref.emulate_matmul` is: ``kernel(a, b, scale_a, scale_b, out_dtype=...)``, and

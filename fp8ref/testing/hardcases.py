@@ -118,6 +118,21 @@ def scale_order(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     return replace(case, a=a, b=b, scale_a=draw(many), scale_b=draw(many))
 
 
+def narrow_outputs(supports: Supports) -> tuple[torch.dtype, ...]:
+    """The outputs with fewer bits than the fp32 that they are rounded from."""
+    return tuple(dtype for dtype in supports.out_dtypes if dtype.itemsize < 4)
+
+
+@st.composite
+def output_rounding(draw: st.DrawFn, subject: Subject) -> MatmulCase:
+    """Results of many significant bits about one, in a narrow output: rounding twice, or elsewhere, shows."""
+    case = draw(drawn(subject, tame=True, out_dtypes=narrow_outputs(subject.supports)))
+    near = f"near {case.a.format.one >> case.a.format.fraction_bits}"
+    many = float_fills(torch.float32, wild=False, most=8)
+    a, b = replace(case.a, palette=near), replace(case.b, palette=_NEAR_ONE)
+    return replace(case, a=a, b=b, scale_a=draw(many), scale_b=draw(many))
+
+
 def _with_scales_of(case: MatmulCase, exponent: int) -> MatmulCase:
     """Scales of 1.5 by 2^x whose products are about 2^exponent; those of a of either sign."""
     half = exponent // 2

@@ -118,6 +118,10 @@ def _needs_bias(subject: Subject) -> str:
     return _not_exact(subject) or ("no bias" if subject.supports.bias_dtypes == (None,) else "")
 
 
+def _needs_narrow(subject: Subject) -> str:
+    return _not_exact(subject) or ("" if hardcases.narrow_outputs(subject.supports) else "fp32 outputs only")
+
+
 def _needs_rows(subject: Subject) -> str:
     of = subject.supports
     if not hardcases.row_scalings(of):
@@ -138,6 +142,7 @@ PROPERTIES: tuple[Property, ...] = (
     Property("batch invariance", hardcases.independent_rows, _batch, _needs_rows),
     Property("accumulation", hardcases.accumulation, _judge, _not_exact),
     Property("scale order", hardcases.scale_order, _judge, _not_exact),
+    Property("output rounding", hardcases.output_rounding, _judge, _needs_narrow),
     Property("bias", hardcases.biased, _judge, _needs_bias),
     Property("overflow", hardcases.overflow, _judge, _not_exact),
     Property("subnormals", hardcases.subnormals, _judge, _not_exact),

@@ -55,7 +55,7 @@ def exact_value(case: MatmulCase, i: int, j: int) -> Fraction:
 moderate = float_fills(torch.float32, wild=False)
 
 
-@settings(max_examples=3 * EXAMPLES)
+@settings(max_examples=2 * EXAMPLES)
 @given(matmul_cases(FINITE, unit=units()), moderate, moderate, st.integers(0, 3))
 def test_every_unit_in_every_mode_keeps_to_its_bound(case: MatmulCase, left: Fill, right: Fill, wild: int) -> None:
     """Named and made-up units, any scales (moderate ones, so that a bound exists, in three cases of four)."""

@@ -19,6 +19,7 @@ from fp8ref.testing.strategies import float_fills, fp8_fills, integers_that_stay
 from fp8ref.testing.supports import LAYOUTS
 
 NAMES = {"torch": torch, "Fill": Fill, "MatmulCase": MatmulCase, "TensorCoreUnit": TensorCoreUnit}
+QUICK = settings(max_examples=3000, database=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 SHRUNK = (Phase.generate, Phase.shrink)
 SMALL = Supports(largest=(17, 40, 300))
 
@@ -141,11 +142,8 @@ def test_exact_data_end_where_they_would_not_be_exact() -> None:
     ],
 )
 def test_hard_shapes_are_found_quickly(wanted: object) -> None:
-    found = find(shapes(), wanted, settings=settings(max_examples=3000, database=None))  # type: ignore[arg-type]
+    found = find(shapes(), wanted, settings=QUICK)  # type: ignore[arg-type]
     assert len(found) == 3
-
-
-QUICK = settings(max_examples=3000, database=None, suppress_health_check=list(HealthCheck), phases=(Phase.generate,))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
