@@ -14,7 +14,7 @@ import scripts.notebooks
 from scripts.notebooks import FOLDER, NAMES, NotebookError, read_source, run_notebook, text_of, unchecked_numbers
 
 FAST = ("rounding", "decode")
-"""The two that `make test` executes; `make notebooks` executes all."""
+"""The two that `make test` executes; `make slow` and `make notebooks` execute the others."""
 
 
 def committed(name: str) -> Any:
@@ -65,7 +65,9 @@ def test_every_number_of_the_text_is_held_to_the_run_or_is_given(name: str) -> N
     assert unchecked_numbers(text_of(read_source(name))) == []
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+)
 def test_it_runs_and_its_text_is_true(name: str) -> None:
     assert run_notebook(name).values
 
