@@ -125,7 +125,7 @@ def test_adversaries_come_close_to_the_bound(unit: str, use_fast_accum: bool) ->
     y = fp8ref.accumulate(a, b, unit=unit, use_fast_accum=use_fast_accum)
     bound = matmul_bound(a, b, unit=unit, use_fast_accum=use_fast_accum, out_dtype=torch.float32)
     share = ((y.double() - bound.exact).abs() / bound.radius).item()
-    assert 0.7 < share <= 1, share
+    assert 0.74 < share <= 1, share
 
 
 @pytest.mark.parametrize("k", [640, 4096, 8192])
