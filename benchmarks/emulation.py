@@ -240,6 +240,7 @@ def main() -> None:
     jobs = {f"{m}x{n}x{k}": [*our_jobs(m, n, k), *peer_jobs(m, n, k)] for m, n, k in SHAPES}
     result = {"millions_of_products_per_second": measure(jobs)}
     limits["after"] = describe()
+    about["load_after"] = os.getloadavg()[0]
     limit = max(rate for found in limits.values() for rate in found.values())
     show(result, jobs, limit)
     for when, found in limits.items():

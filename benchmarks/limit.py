@@ -7,7 +7,7 @@ quarter, one on float64 two. :func:`operations_per_product` counts those of ``em
 - for every output of a step of L products 23 (``_align``: 3 for the exponent of c, 1 to widen the peak, 1 maximum, 4
   for the two scales, 2 to scale c; ``_finish``: 6 on float64), and 4 more for every further group (``_carry``);
 - for every code that is decoded 17, which the rows of a tile share (up to 64) or, on the other side, a block's columns;
-- for every output and 128 of K, 1 for a promotion, 40 for one with block scales (19 on float64, 2 on fp32).
+- for every output and 128 of K, 1 for a promotion, 37 for one with block scales (18 on float64 for the FMA, 1 on fp32).
 
 Not counted: loads, stores, loops, and the transposition of the codes, a scalar load and a store for each.
 """
@@ -66,7 +66,7 @@ def operations_per_product(
     length = unit.products_per_step
     groups = -(-length // (1 << (29 - unit.fraction_bits)))
     per_step = 23 + 4 * (groups - 1)
-    promoted = {"none": 0, "plain": 1, "scaled": 40}[promotion]
+    promoted = {"none": 0, "plain": 1, "scaled": 37}[promotion]
     after = 1 / unit.instruction_k if unit.c_enters == "after" else 0.0
     return 4.5 + per_step / length + 17 / min(rows, 64) + 17 / BLOCK + promoted / 128 + after
 
