@@ -22,6 +22,7 @@ def oracle_call(model: Model | None, known: str | None, subject: Subject) -> str
 
 
 def where(device: str) -> dict[str, str]:
+    """Versions, and the GPU where there is one."""
     found = {"torch": torch.__version__, "python": platform.python_version()}
     if torch.device(device).type == "cuda":
         found |= {"gpu": torch.cuda.get_device_name(device), "cuda": str(torch.version.cuda)}

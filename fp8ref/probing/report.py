@@ -41,6 +41,11 @@ class ProbeReport:
         calls: calls of the subject.
         trials: sums of crafted products that were looked at.
         environment: versions and the device.
+
+    >>> import fp8ref
+    >>> report = fp8ref.probe(lambda a, b: a.float() @ b.float(), m=16, n=16, k=64, elements=256)
+    >>> report.unit, report["products per step"], report["rounding of a step"]
+    (None, 1, 'nearest')
     """
 
     subject: dict[str, Any]

@@ -17,7 +17,15 @@ Trial = Mapping[int, tuple[float, float]]
 
 
 class ProbeError(Exception):
-    """The callable cannot be probed: it failed, or does not return a matrix product."""
+    """The callable cannot be probed: it failed, or does not return a matrix product.
+
+    >>> import fp8ref
+    >>> try:
+    ...     fp8ref.probe(lambda a, b: fp8ref.accumulate(a, b) * 2)
+    ... except ProbeError as error:
+    ...     print(str(error)[:42])
+    the callable does not return a @ b: a prod
+    """
 
 
 @dataclass

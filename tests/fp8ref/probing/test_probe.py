@@ -54,7 +54,7 @@ def units(draw: st.DrawFn) -> TensorCoreUnit:
     return TensorCoreUnit(
         "drawn",
         per_step,
-        draw(st.integers(6, 30)),
+        draw(st.integers(6, 25)),
         draw(st.integers(4, 24)),
         tuple(draw(st.permutations(range(length)))),
         draw(st.sampled_from(["alignment", "after"])),
@@ -70,6 +70,13 @@ def test_units_nobody_has_seen_are_found(unit: TensorCoreUnit, fast: bool) -> No
     assert report.unit is not None
     assert report["products per step"] == unit.products_per_step
     assert report["fraction bits"] == unit.fraction_bits
+
+
+@pytest.mark.slow
+def test_a_unit_that_keeps_almost_everything_is_found_with_fewer_small_products() -> None:
+    unit = TensorCoreUnit("wide", 32, 30, 24, tuple(range(32)), "alignment", "made up")
+    report = probe(summed(unit, False), k=384, elements=FEW)
+    assert (report["fraction bits"], report["promotion"], report.equal) == (30, [128], True)
 
 
 @pytest.mark.parametrize(("split_k", "fast"), [(2, True), (3, False), (4, True)])
