@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fp8ref.emulation.accumulate import PROMOTION_K, run_chains, split_parts
 from fp8ref.emulation.bits import canonical_nan, fma_fp32
-from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype, check_split_k
+from fp8ref.emulation.checks import check_bias, check_bool, check_operands, check_out_dtype
 from fp8ref.emulation.compiled import Engine, is_compiled, promote_scaled
 from fp8ref.emulation.decode import Span
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import BLOCK, Scaling, resolve_pair
+from fp8ref.emulation.split_k import resolve_split_k
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 assert BLOCK == PROMOTION_K, "a scale block is one promoted chain"
@@ -34,7 +36,8 @@ def emulate_matmul(
     out_dtype: torch.dtype = torch.bfloat16,
     use_fast_accum: bool = False,
     unit: str | TensorCoreUnit = "sm90",
-    split_k: int = 1,
+    split_k: int | Literal["auto"] = 1,
+    device: str | None = None,
     scaling: tuple[Scaling, Scaling] | None = None,
     engine: Engine = "auto",
 ) -> Tensor:
@@ -55,6 +58,8 @@ def emulate_matmul(
         unit: the tensor-core unit, a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`.
         split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none; with 128x128 scales runs are rounded
             up to four tiles of 128, which can leave fewer parts. cuBLASLt never cuts with row-wise scales; kernels do.
+            ``"auto"``: what cuBLASLt on ``device`` would do, by :func:`fp8ref.split_k`.
+        device: with ``split_k="auto"`` alone: the GPU to ask about, ``"h200"``.
         scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
             meant unless this says otherwise, with all-one-element scales tensor-wise, and with N = 1 1x128 by 1x128
             rather than by 128x128. One of
@@ -71,6 +76,7 @@ def emulate_matmul(
 
     Raises:
         TypeError, ValueError: an argument that does not fit; the message names it, what it got and the fix.
+        NoEvidenceError: ``split_k="auto"`` where it is not known what the GPU does; a ValueError.
         ImportError: ``engine="compiled"`` without numba, or without Triton for CUDA tensors.
 
     Source: recorded on an H200, ``tests/emulation/test_golden.py``. Where the hardware refuses (odd K or N, e5m2 by
@@ -87,9 +93,11 @@ def emulate_matmul(
     kinds, left, right = resolve_pair(a, b, scale_a, scale_b, scaling)
     check_out_dtype(out_dtype)
     check_bias(bias, a, b.shape[1])
-    check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
     model = unit_of(unit)
+    split_k = resolve_split_k(
+        split_k, device, a, b, out_dtype=out_dtype, use_fast_accum=use_fast_accum, scaling=kinds, bias=bias, unit=model
+    )
     if "1x128" in kinds:
         if use_fast_accum:
             raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")

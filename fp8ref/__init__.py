@@ -28,6 +28,7 @@ from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor, dequantize, quantize
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import Scaling
+from fp8ref.emulation.split_k import NoEvidenceError, split_k
 from fp8ref.emulation.units import UNITS, TensorCoreUnit, unit_of
 from fp8ref.kernels.explain import Explanation, explain
 from fp8ref.kernels.linear import scaled_linear
@@ -54,6 +55,7 @@ __all__ = [
     "Fp8Linear",
     "Inspection",
     "LayerConversion",
+    "NoEvidenceError",
     "PackedWeight",
     "ProbeError",
     "ProbeReport",
@@ -80,6 +82,7 @@ __all__ = [
     "save_checkpoint",
     "scaled_linear",
     "scaled_matmul",
+    "split_k",
     "to_torch_layout",
     "unit_of",
 ]
