@@ -109,7 +109,7 @@ class _Run:
         self.about["output"] = str(out).removeprefix("torch.")
         masks = choose_masks(self.subject, out)
         self.say("specials")
-        for special in find_specials(self.subject, masks):
+        for special in find_specials(self.subject, masks, out):
             self.add(special.name, special.seen, evidence=special.evidence)
         output = find_output(self.subject, masks, out)
         self.add("output rounding", output.seen, evidence=output.evidence)

@@ -47,7 +47,7 @@ def _ask(subject: Subject, name: str, trial: Trial) -> Special:
     return Special(name, _name(answer), [(trial, answer.double().item())])
 
 
-def find_specials(subject: Subject, masks: Masks) -> list[Special]:
+def find_specials(subject: Subject, masks: Masks, out: torch.dtype) -> list[Special]:
     """Subnormal operands, NaN, Inf and the signs of zeros, as far as the operands' formats have them."""
     one = factors(0, 1.0, masks.left, masks.right)
     low = 2.0**masks.left.lowest
@@ -65,6 +65,8 @@ def find_specials(subject: Subject, masks: Masks) -> list[Special]:
         ("-0 times 1", {0: (-0.0, one[1])}),
         ("1 - 1", {0: one, 1: (-one[0], one[1])}),
     ]
+    if 2.0**masks.big > torch.finfo(out).max:
+        cases.append(("overflow of the output", {0: factors(masks.big, 1.0, masks.left, masks.right)}))
     if math.isinf(float(torch.tensor(inf).to(subject.dtype_a).float())):
         cases += [
             ("Inf times 1", {0: (inf, one[1])}),

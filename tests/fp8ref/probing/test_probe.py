@@ -123,6 +123,8 @@ def test_narrow_outputs_hide_nothing_that_matters(out: torch.dtype) -> None:
     assert report.known_as == "sm90"
     assert report["output rounding"] == "to nearest, ties to even"
     assert report.equal
+    if out != torch.bfloat16:
+        assert report["overflow of the output"] == {torch.float16: "+Inf", torch.float8_e4m3fn: "+448"}[out]
 
 
 def test_a_plain_fp32_product_is_no_unit() -> None:
