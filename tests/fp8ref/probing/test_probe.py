@@ -62,7 +62,7 @@ def units(draw: st.DrawFn) -> TensorCoreUnit:
     )
 
 
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(unit=units(), fast=st.booleans())
 def test_units_nobody_has_seen_are_found(unit: TensorCoreUnit, fast: bool) -> None:
     report = probe(summed(unit, fast), k=384, elements=FEW)
@@ -79,7 +79,7 @@ def test_a_unit_that_keeps_almost_everything_is_found_with_fewer_small_products(
     assert (report["fraction bits"], report["promotion"], report.equal) == (30, [128], True)
 
 
-@pytest.mark.parametrize(("split_k", "fast"), [(2, True), (3, False), (4, True)])
+@pytest.mark.parametrize(("split_k", "fast"), [(3, False), (4, True)])
 def test_parts_of_k_are_found_to_the_element(split_k: int, fast: bool) -> None:
     k = 1360
     report = probe(summed("sm90", fast, split_k), m=16, n=16, k=k, elements=512)
@@ -104,7 +104,7 @@ def test_scales_and_bias_are_found(scaling: tuple[Scaling, Scaling], scales: str
     def product(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, bias: Tensor | None = None) -> Tensor:
         return emulate_matmul(a, b, scale_a, scale_b, bias=bias, scaling=scaling, out_dtype=torch.float32)
 
-    report = probe(product, m=32, n=32, k=256, scaling=scaling, bias=bias, elements=1024)
+    report = probe(product, m=64, n=64, k=256, scaling=scaling, bias=bias, elements=1024)
     assert report["scales"] == [scales]
     assert report.known_as == "sm90"
     assert report.equal
