@@ -60,7 +60,7 @@ def kill(mutant: Mutant, **options: object) -> str:
     """Check the property made for a mutant; return how it failed."""
     named = [MADE_FOR.get(mutant.name, "random cases")]
     with pytest.raises(CheckError) as caught:
-        check_matmul(mutant, examples=60, quiet=True, properties=named, shrink=False, **options)  # type: ignore[arg-type]
+        check_matmul(mutant, examples=600, quiet=True, properties=named, shrink=False, **options)  # type: ignore[arg-type]
     return caught.value.findings[-1].failure
 
 
