@@ -41,9 +41,9 @@ def triton_is_here() -> bool:
 def promote_scaled_cuda(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *, joined: bool) -> Tensor:
     """:func:`fp8ref.emulation.compiled.promote_scaled` on CUDA tensors, of any strides.
 
-    >>> one = torch.ones(1, 1, device="cuda" if torch.cuda.is_available() else "meta")
-    >>> if one.is_cuda:
-    ...     promote_scaled_cuda(one, one, one[0], one[0], joined=True)
+    >>> if torch.cuda.is_available():
+    ...     one = torch.ones(1, 1, device="cuda")
+    ...     assert float(promote_scaled_cuda(one.clone(), one, one[0], one[0], joined=True)) == 2.0
     """
     from fp8ref.emulation.jit_chains import promote_kernel
 
