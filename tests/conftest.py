@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, ReadOnlyDatabase
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +36,11 @@ settings.register_profile(
 )
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
+
+# Hypothesis also tries the literals of whatever local modules a process has imported by then, which differs between the
+# processes of pytest-xdist: the same seed would give other examples. There is no setting for it.
+if PROFILE == "ci" and hasattr(providers, "_get_local_constants"):
+    providers._get_local_constants = Constants
 
 
 @pytest.hookimpl(tryfirst=True)  # before Hypothesis's plugin reads the option
