@@ -24,12 +24,15 @@ LEAST_CASES = 2000
 LEAST_OUTPUTS = 10**8
 
 
+COUNTS = ("cases", "outputs", "differing", "codes", "codes_differing", "guards_broken")
+
+
 def shard(start: int, step: int, cases: int, seconds: float, path: Path) -> None:
-    """Run cases start, start+step, ... and write what they compared."""
+    """Run cases start, start+step, ... and write what they compared, after each of them."""
     import cases as suite
 
     began = time.monotonic()
-    total = {"cases": 0, "outputs": 0, "differing": 0, "codes": 0, "codes_differing": 0, "guards_broken": 0}
+    total = dict.fromkeys(COUNTS, 0)
     failures: list[str] = []
     for index in range(start, cases, step):
         if time.monotonic() - began > seconds:
@@ -39,11 +42,11 @@ def shard(start: int, step: int, cases: int, seconds: float, path: Path) -> None
             outcome = suite.run(index)
         except Exception:  # noqa: BLE001 - a case that raises is a failure to report, and the others go on
             failures.append(f"case {index} raised: {traceback.format_exc(limit=-3)}")
-            continue
-        for key in ("outputs", "differing", "codes", "codes_differing", "guards_broken"):
-            total[key] += getattr(outcome, key)
-        if outcome.differing or outcome.codes_differing or outcome.guards_broken:
-            failures.append(f"case {index}: {outcome}")
+        else:
+            for key in COUNTS[1:]:
+                total[key] += getattr(outcome, key)
+            if outcome.differing or outcome.codes_differing or outcome.guards_broken:
+                failures.append(f"case {index}: {outcome}")
         path.write_text(json.dumps({**total, "failures": failures}))
 
 
@@ -109,13 +112,15 @@ def verdict(found: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def total_of(paths: list[Path]) -> dict[str, Any]:
-    """Add up what the shards wrote."""
-    total: dict[str, Any] = {}
-    for path in paths:
+def total_of(paths: list[Path], statuses: list[int]) -> dict[str, Any]:
+    """Add up what the shards wrote; one that died is a failure, whatever it had written before."""
+    total: dict[str, Any] = {**dict.fromkeys(COUNTS, 0), "failures": []}
+    for path, status in zip(paths, statuses, strict=True):
         part = json.loads(path.read_text()) if path.exists() else {"failures": [f"{path.name}: nothing was written"]}
+        if status:
+            part["failures"].append(f"{path.name}: its process ended with status {status}")
         for key, value in part.items():
-            total[key] = total[key] + value if key in total else value
+            total[key] += value
     return total
 
 
@@ -159,16 +164,15 @@ def main() -> int:
         for tool in tools
     }
     shards = [spawn(["--shard", str(i), str(args.jobs), *common], work / f"shard{i}.log") for i in range(args.jobs)]
-    for process in shards:
-        process.wait()
+    statuses = [process.wait() for process in shards]
     found: dict[str, Any] = {"environment": environment()}
-    found["random cases"] = total_of([work / f"shard{i}.json" for i in range(args.jobs)])
+    found["random cases"] = total_of([work / f"shard{i}.json" for i in range(args.jobs)], statuses)
     found["sanitizer"] = [sanitizer_result(t, p, work / f"{t}.log", args.seconds) for t, p in watched.items()]
     if not tools:
         found["sanitizer"] = [{"tool": "memcheck", "passed": False, "text": "compute-sanitizer is not installed"}]
     found["checks"] = run_checks()
     t = found["random cases"]
-    enough = t.get("cases", 0) >= LEAST_CASES and t.get("outputs", 0) >= LEAST_OUTPUTS
+    enough = t["cases"] >= LEAST_CASES and t["outputs"] >= LEAST_OUTPUTS
     clean = not (t["failures"] or t["differing"] or t["codes_differing"] or t["guards_broken"])
     found["passed"] = enough and clean and all(c["passed"] for c in found["checks"] + found["sanitizer"])
     shutil.rmtree(work)
