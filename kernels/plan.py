@@ -139,10 +139,30 @@ def _shipped() -> dict[str, dict[tuple[int, int, int], dict[str, Any]]]:
     if "FP8REF_TUNING" in os.environ:
         files.append(Path(os.environ["FP8REF_TUNING"]))
     for file in files:
-        table = json.loads(file.read_text())
-        rows = {(row["n"], row["k"], row["m"]): row for row in table["entries"]}
-        found.setdefault(table["device"], {}).update(rows)
+        try:
+            table = json.loads(file.read_text())
+            rows = {(row["n"], row["k"], row["m"]): _checked(row) for row in table["entries"]}
+            found.setdefault(table["device"], {}).update(rows)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"FP8REF_TUNING: got {file}, no tuning file ({type(error).__name__}: {error}); benchmarks/tune.py "
+                "writes them, and without the variable the rules decide"
+            ) from error
     return found
+
+
+def _checked(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of a tuning file, or raise: a wrong one would give other bits, or never be found."""
+    tile = Tile(**row.get("tile", {}))
+    sizes = [row["n"], row["k"], row["m"], row["split_k"], *asdict(tile).values()]
+    if not all(type(size) is int and size > 0 for size in sizes) or row["m"] not in (*BUCKETS, 4096):
+        raise ValueError(f"{row}: sizes are ints above zero, and m is one of {[*BUCKETS, 4096]}")
+    if row["path"] not in ("triton", "library") or (row["path"] == "library" and row["split_k"] != 1):
+        raise ValueError(f'{row}: path is "triton", or "library" with a split_k of 1')
+    powers = all(size & (size - 1) == 0 for size in (tile.block_m, tile.block_n, tile.block_k, tile.warps))
+    if not powers or tile.block_m < 16 or tile.block_n < 64 or tile.block_k < PART:
+        raise ValueError(f"{row}: a tile has powers of two, at least 16 x 64 x {PART} (block_m, block_n, block_k)")
+    return {"us": row["us"], **row}
 
 
 def tuned(device_name: str, n: int, k: int, m: int) -> Plan | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -119,4 +120,7 @@ def tune(n: int, k: int, m: int, device: torch.device) -> dict[str, Any]:
 def write_table(path: Path, device: torch.device, rows: list[dict[str, Any]]) -> None:
     """Write a tuning file: ``kernels/tuning/*.json`` ship with the package, ``$FP8REF_TUNING`` names your own."""
     head = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__, "entries": rows}
-    path.write_text(json.dumps(head, indent=1) + "\n")
+    # Whole or not at all: another process may be reading, or writing, this very file.
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(json.dumps(head, indent=1) + "\n")
+    part.replace(path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,19 +90,55 @@ def test_there_is_a_tuning_file_for_the_h200() -> None:
     assert "nvidia_h200.json" in [file.name for file in FILES]
 
 
-def test_a_tuning_file_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = {"n": 640, "k": 512, "m": 16, "us": 1.0, "path": "triton", "split_k": 4}
-    (tmp_path / "mine.json").write_text(json.dumps({"device": ANY_GPU, "entries": [row]}))
-    assert choose(ANY_GPU, 640, 512, 9).split_k == 1
-    monkeypatch.setenv("FP8REF_TUNING", str(tmp_path / "mine.json"))
-    try:
-        plan._shipped.cache_clear()
-        choose.cache_clear()
-        assert choose(ANY_GPU, 640, 512, 9).split_k == 4
-        assert choose(ANY_GPU, 640, 512, 17).split_k == 1
-    finally:
-        plan._shipped.cache_clear()
-        choose.cache_clear()
+ROW = {"n": 640, "k": 512, "m": 16, "us": 1.0, "path": "triton", "split_k": 4}
+
+
+@pytest.fixture
+def own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The path that FP8REF_TUNING names; nothing that was read before or is read here stays known."""
+    file = tmp_path / "mine.json"
+    monkeypatch.setenv("FP8REF_TUNING", str(file))
+    for known in (plan._shipped, choose):
+        known.cache_clear()
+    yield file
+    for known in (plan._shipped, choose):
+        known.cache_clear()
+
+
+def test_a_tuning_file_of_the_users_own(own_file: Path) -> None:
+    own_file.write_text(json.dumps({"device": ANY_GPU, "entries": [ROW]}))
+    assert choose(ANY_GPU, 640, 512, 9).split_k == 4
+    assert choose(ANY_GPU, 640, 512, 17).split_k == 1
+    assert choose("another", 640, 512, 9).split_k == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "FileNotFoundError"),
+        ("", "JSONDecodeError"),
+        ('{"device": "a GPU"', "JSONDecodeError"),
+        ("[]", "TypeError"),
+        ("{}", "KeyError"),
+        ({"entries": [ROW]}, "KeyError: 'device'"),
+        ([{**ROW, "m": 17}], "m is one of"),
+        ([{**ROW, "split_k": 0}], "ints above zero"),
+        ([{**ROW, "n": "640"}], "ints above zero"),
+        ([{**ROW, "path": "cutlass"}], 'path is "triton", or "library"'),
+        ([{**ROW, "path": "library"}], "library.*split_k of 1"),
+        ([{**ROW, "tile": {"block_n": 32}}], "at least 16 x 64 x 128"),
+        ([{**ROW, "tile": {"block_k": 192}}], "powers of two"),
+        ([{**ROW, "tile": {"block": 64}}], "TypeError.*'block'"),
+    ],
+)
+def test_a_tuning_file_that_is_none_is_an_error_that_names_it(own_file: Path, text: Any, words: str) -> None:
+    if isinstance(text, list):
+        text = {"device": ANY_GPU, "entries": text}
+    if text is not None:
+        own_file.write_text(text if isinstance(text, str) else json.dumps(text))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=f"FP8REF_TUNING: got .*mine.json, no tuning file.*{words}"):
+            choose(ANY_GPU, 640, 512, 9)
 
 
 def test_buckets_cover_every_batch() -> None:
