@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fp8ref.emulation.checks import BIAS_DTYPES, check_bool, check_out_dtype, check_tensor
 from fp8ref.emulation.formats import format_of
@@ -17,6 +18,9 @@ Backend = Literal["auto", "emulate"]
 
 INPUTS = (torch.bfloat16, torch.float16, torch.float32)
 """The dtypes of activations that are quantised."""
+
+NO_GRADIENT = "input_scale: got a tensor that requires a gradient, but it has none: give it with .detach()"
+"""What is said of it where gradients are wanted."""
 
 
 class Activations(NamedTuple):
@@ -37,7 +41,7 @@ class Activations(NamedTuple):
     @property
     def constants(self) -> dict[str, Any]:
         """What the kernels are compiled for; a bound of 0 is none."""
-        bound = 0.0 if self.bound is None else torch.tensor(self.bound, dtype=torch.float32).item()
+        bound = 0.0 if self.bound is None else torch.tensor(self.bound, dtype=torch.float32, device="cpu").item()
         return {"FORMAT_MAX": format_of(self.dtype).max, "UE8M0": self.scale_format == "ue8m0", "BOUND": bound}
 
     def reference(self, x: Tensor, input_scale: Tensor | None) -> ScaledTensor:
@@ -83,6 +87,12 @@ def checked_backend(backend: object) -> Backend:
     raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
 
 
+def _check_no_tangent(tensor: Tensor, argument: str) -> None:
+    """Raise inside forward-mode differentiation if there is a derivative to lose."""
+    if forward_ad.unpack_dual(tensor).tangent is not None:
+        raise ValueError(f"{argument}: got a dual tensor; scaled_linear has no forward derivative: use backward()")
+
+
 def check_arguments(
     x: object,
     w: object,
@@ -96,6 +106,9 @@ def check_arguments(
     """Raise unless the arguments of :func:`fp8ref.scaled_linear` fit together; devices are checked elsewhere."""
     checked_backend(backend)
     x = check_tensor(x, "x")
+    for argument, tensor in (("x", x), ("bias", bias), ("input_scale", input_scale)):
+        if forward_ad._current_level >= 0 and isinstance(tensor, Tensor):  # noqa: SLF001 - it has no public name
+            _check_no_tangent(tensor, argument)
     if not isinstance(w, PackedWeight):
         raise TypeError(f"w: got {type(w).__name__}; give what fp8ref.pack_weight returned")
     if x.dtype not in INPUTS:
@@ -110,6 +123,8 @@ def check_arguments(
             raise ValueError(f"bias: got shape {list(bias.shape)}, strides {bias.stride()}; give a contiguous [{w.n}]")
     if input_scale is not None:
         input_scale = check_tensor(input_scale, "input_scale")
+        if input_scale.requires_grad and torch.is_grad_enabled():
+            raise ValueError(NO_GRADIENT)
         if input_scale.dtype != torch.float32 or input_scale.numel() != 1:
             raise ValueError(
                 f"input_scale: got {input_scale.dtype} {list(input_scale.shape)}; give one float32 element"

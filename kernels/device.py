@@ -29,8 +29,8 @@ def capability_of(device: torch.device) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def unit_of_device(device: torch.device) -> str:
-    """Return the oracle's unit for a device, or raise where the kernels cannot run.
+def unit_of_device(device: torch.device, argument: str = "x") -> str:
+    """Return the oracle's unit for the device of an argument, or raise where the kernels cannot run.
 
     Raises:
         ValueError: not an NVIDIA GPU, or one without the FP8 units that the kernels were written for.
@@ -38,15 +38,19 @@ def unit_of_device(device: torch.device) -> str:
     """
     remedy = 'pass backend="emulate" for the oracle\'s answer on this device'
     if device.type != "cuda" and not (device.type == "cpu" and interpreting()):
-        raise ValueError(f"x: got a tensor on {device}; the kernels need an NVIDIA GPU: move it there, or {remedy}")
+        raise ValueError(
+            f"{argument}: got a tensor on {device}; the kernels need an NVIDIA GPU: move it there, or {remedy}"
+        )
     if torch.version.hip is not None:
-        raise ValueError(f"x: got a tensor on an AMD GPU; the kernels are written for NVIDIA's FP8 units: {remedy}")
+        raise ValueError(
+            f"{argument}: got a tensor on an AMD GPU; the kernels are written for NVIDIA's FP8 units: {remedy}"
+        )
     unit = UNIT_OF_CAPABILITY.get(capability_of(device))
     if unit is None:
         major, minor = capability_of(device)
         raise ValueError(
-            f"x: got a tensor on a GPU of compute capability {major}.{minor}; the kernels need the FP8 units of 8.9 "
-            f"(Ada) or 9.0 (Hopper): {remedy}"
+            f"{argument}: got a tensor on a GPU of compute capability {major}.{minor}; the kernels need the FP8 "
+            f"units of 8.9 (Ada) or 9.0 (Hopper): {remedy}"
         )
     if importlib.util.find_spec("triton") is None:
         raise ImportError(
@@ -55,10 +59,12 @@ def unit_of_device(device: torch.device) -> str:
     return unit
 
 
-def check_placement(x: Tensor, others: dict[str, Tensor | None]) -> str:
+def check_placement(x: Tensor, others: dict[str, Tensor | None], name: str = "x") -> str:
     """Return the unit of ``x``'s device after checking that every other tensor lies there too."""
-    unit = unit_of_device(x.device)
+    unit = unit_of_device(x.device, name)
     for argument, tensor in others.items():
         if tensor is not None and tensor.device != x.device:
-            raise ValueError(f"{argument}: got a tensor on {tensor.device} while x is on {x.device}; move one of them")
+            raise ValueError(
+                f"{argument}: got a tensor on {tensor.device} while {name} is on {x.device}; move one of them"
+            )
     return unit

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from fp8ref.emulation.checks import BIAS_DTYPES, check_bool, check_out_dtype
 from fp8ref.emulation.formats import format_of
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels.activations import Activations, activations_of
@@ -69,8 +70,8 @@ def explain(
         static: whether ``scaled_linear`` is given an ``input_scale``.
 
     Raises:
-        TypeError: ``w`` is not a packed weight; not an FP8 dtype.
-        ValueError: a negative ``m``; a scaling that does not fit the weight.
+        TypeError: ``w`` is not a packed weight; a dtype or a flag that :func:`fp8ref.scaled_linear` would not take.
+        ValueError: a negative ``m``; a scaling, or a static scale, that does not fit the weight.
 
     >>> from fp8ref.kernels.pack import pack_weight
     >>> print(explain(pack_weight(torch.ones(64, 100)), m=3))
@@ -84,6 +85,13 @@ def explain(
         raise TypeError(f"w: got {type(w).__name__}; give what fp8ref.pack_weight returned")
     if isinstance(m, bool) or not isinstance(m, int) or m < 0:
         raise ValueError(f"m: got {m!r}; give the number of rows, an int of at least 0")
+    check_out_dtype(out_dtype)
+    if bias_dtype is not None and bias_dtype not in BIAS_DTYPES:
+        raise TypeError(f"bias_dtype: got {bias_dtype}; give one of {list(BIAS_DTYPES)}, or None without a bias")
+    check_bool(batch_invariant, "batch_invariant")
+    check_bool(static, "static")
+    if static and w.scaling != "row":
+        raise ValueError(f"static: got True beside a weight with {w.scaling} scales, which take no input_scale")
     device = w.codes.device
     activations = activations_of(w, activation_scaling, activation_dtype, "float32", None, None)
     plan = plan_for(w, m, device, out_dtype, bias_dtype, batch_invariant, activations)
@@ -114,7 +122,9 @@ def _lines(w: PackedWeight, m: int, plan: Plan, tile: Tile, gpu: str, unit: str,
     stored = list(w.codes.shape)
     part_tiles, parts = parts_of(w.k, plan.split_k, run_multiple(w.scaling))
     tiles = f"{part_tiles} tile{'s' * (part_tiles != 1)} of 128"
-    if plan.path == "library":
+    if m == 0 or w.n == 0:
+        quantiser = product = "no kernel runs, for the result has no elements"
+    elif plan.path == "library":
         product = "torch._scaled_mm on the packed weight, K not split"
     else:
         product = (

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
+from fp8ref.emulation.checks import check_same_device
 from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels.activations import Activations, Backend, activations_of, check_arguments
 from fp8ref.kernels.calls import Call, Request, empty_call, library_call, product_kind, triton_call
 from fp8ref.kernels.device import check_placement, interpreting, unit_of_device
-from fp8ref.kernels.ops import scaled_linear_operator
+from fp8ref.kernels.ops import is_traced, scaled_linear_operator
 from fp8ref.kernels.pack import PackedWeight
 from fp8ref.kernels.plan import Plan, choose, run_multiple
 from fp8ref.kernels.product import gpu_name
@@ -75,7 +78,7 @@ def scaled_linear(
     tensor([[448.0000,   2.0000]])
     """
     compiling = torch.compiler.is_compiling()
-    if compiling or _needs_gradient(x, bias):
+    if compiling or _seen_by_torch(x, bias, input_scale):
         if not compiling:
             check_arguments(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
         out: Tensor = scaled_linear_operator(
@@ -83,28 +86,65 @@ def scaled_linear(
             backend, w.one_scale, activation_scaling, activation_dtype, scale_format, activation_bound,
         )  # fmt: skip
         return out
+    mode = (use_fast_accum, out_dtype, batch_invariant)
+    return run_linear(
+        x, w, bias, input_scale, mode, backend, (activation_scaling, activation_dtype, scale_format, activation_bound)
+    )
+
+
+Mode = tuple[bool, torch.dtype | None, bool]
+"""``use_fast_accum``, ``out_dtype`` and ``batch_invariant`` of a call."""
+Quantising = tuple[str | None, torch.dtype, str, float | None]
+"""``activation_scaling``, ``activation_dtype``, ``scale_format`` and ``activation_bound`` of a call."""
+
+
+def _seen_by_torch(x: object, bias: object, input_scale: object) -> bool:
+    """Whether more is asked of a call than values, which only an operator gives: gradients, or what a tracer wants.
+
+    For anything but tensors the checks say what is wrong.
+    """
+    if not isinstance(x, Tensor):
+        return False
+    if is_traced(x) or forward_ad._current_level >= 0:  # noqa: SLF001 - torch has no public name for it
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    wanted = x.requires_grad or (isinstance(bias, Tensor) and bias.requires_grad)
+    return wanted or (isinstance(input_scale, Tensor) and input_scale.requires_grad)
+
+
+def run_linear(
+    x: Tensor,
+    w: PackedWeight,
+    bias: Tensor | None,
+    input_scale: Tensor | None,
+    mode: Mode,
+    backend: str,
+    how: Quantising,
+) -> Tensor:
+    """Do the work of :func:`scaled_linear`, unseen by torch."""
     optional = isinstance(bias, Tensor | None) and isinstance(input_scale, Tensor | None)
     if backend != "auto" or not (isinstance(x, Tensor) and isinstance(w, PackedWeight) and optional):
-        check_arguments(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
-        activations = activations_of(
-            w, activation_scaling, activation_dtype, scale_format, activation_bound, input_scale
-        )
-        return _emulated(x, w, bias, input_scale, use_fast_accum, out_dtype or x.dtype, batch_invariant, activations)
-    key = (
-        x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16, w.signature, use_fast_accum, out_dtype,
-        batch_invariant, activation_scaling, activation_dtype, scale_format, activation_bound,
-        None if input_scale is None else (input_scale.dtype, input_scale.get_device(), input_scale.shape),
-        None if bias is None else (bias.dtype, bias.get_device(), bias.shape, bias.stride(), bias.data_ptr() % 16),
-    )  # fmt: skip
-    call = _PREPARED.get(key)
+        return _emulated(x, w, bias, input_scale, mode, _checked(x, w, bias, input_scale, mode, backend, how))
+    try:
+        # A view may stand for the negatives of what lies in memory.
+        x = x if x.stride()[-1:] == (1,) else x.resolve_neg()
+        bias = None if bias is None else bias.resolve_neg()
+        input_scale = None if input_scale is None else input_scale.resolve_neg()
+        key = (
+            x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16, w.signature, mode, how,
+            None if input_scale is None else (input_scale.dtype, input_scale.get_device(), input_scale.shape),
+            None if bias is None else (bias.dtype, bias.get_device(), bias.shape, bias.stride(), bias.data_ptr() % 16),
+        )  # fmt: skip
+        call = _PREPARED.get(key)
+    except (RuntimeError, TypeError):  # no strides, no memory, no hash: the checks say of what
+        _checked(x, w, bias, input_scale, mode, backend, how)
+        raise
     if call is None:
-        check_arguments(x, w, bias, input_scale, use_fast_accum, out_dtype, batch_invariant, backend)
-        activations = activations_of(
-            w, activation_scaling, activation_dtype, scale_format, activation_bound, input_scale
-        )
-        check_placement(x, {"w": w.codes, "bias": bias, "input_scale": input_scale})
+        activations = _checked(x, w, bias, input_scale, mode, backend, how)
+        check_placement(x, {"w": w.codes, "scale of w": w.scale, "bias": bias, "input_scale": input_scale})
         with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-            call = _prepare(x, w, bias, input_scale, use_fast_accum, out_dtype or x.dtype, batch_invariant, activations)
+            call = _prepare(x, w, bias, input_scale, mode, activations)
         if len(_PREPARED) >= _MOST_PREPARED:
             _PREPARED.clear()
         _PREPARED[key] = call
@@ -114,11 +154,12 @@ def scaled_linear(
     return call(x, w, bias, input_scale)
 
 
-def _needs_gradient(x: object, bias: object) -> bool:
-    """Whether autograd has to know of the call; for anything but tensors the checks say what is wrong."""
-    if not torch.is_grad_enabled() or not isinstance(x, Tensor):
-        return False
-    return x.requires_grad or (isinstance(bias, Tensor) and bias.requires_grad)
+def _checked(
+    x: object, w: PackedWeight, bias: object, input_scale: object, mode: Mode, backend: object, how: Quantising
+) -> Activations:
+    """Return how x is quantised, or raise where the arguments do not fit together."""
+    check_arguments(x, w, bias, input_scale, *mode, backend)
+    return activations_of(w, *how, input_scale)
 
 
 def plan_for(
@@ -165,12 +206,12 @@ def _prepare(
     w: PackedWeight,
     bias: Tensor | None,
     input_scale: Tensor | None,
-    use_fast_accum: bool,
-    out_dtype: torch.dtype,
-    batch_invariant: bool,
+    mode: Mode,
     activations: Activations,
 ) -> Call:
     """Compile what a call needs and return the call; the tensors' values are not kept."""
+    use_fast_accum, out_dtype, batch_invariant = mode
+    out_dtype = out_dtype or x.dtype
     flat = x.reshape(-1, w.k) if w.k else x.new_empty(x.shape[:-1].numel(), 0)
     m, shape = flat.shape[0], (*x.shape[:-1], w.n)
     plan = plan_for(w, m, x.device, out_dtype, None if bias is None else bias.dtype, batch_invariant, activations)
@@ -188,12 +229,18 @@ def _emulated(
     w: PackedWeight,
     bias: Tensor | None,
     input_scale: Tensor | None,
-    use_fast_accum: bool,
-    out_dtype: torch.dtype,
-    batch_invariant: bool,
+    mode: Mode,
     activations: Activations,
 ) -> Tensor:
     """Compute the kernels' bits with the oracle."""
+    use_fast_accum, out_dtype, batch_invariant = mode
+    out_dtype = out_dtype or x.dtype
+    check_same_device(w.codes, x, "w", "x")
+    for argument, tensor in (("bias", bias), ("input_scale", input_scale)):
+        if tensor is not None:
+            check_same_device(tensor, x, argument, "x")
+    if input_scale is not None and not 0.0 < input_scale.item() < math.inf:
+        raise ValueError(f"input_scale: got {input_scale.item()}; give a finite scale above zero")
     flat = x.detach().reshape(x.shape[:-1].numel(), w.k)
     m = flat.shape[0]
     plan = plan_for(w, m, x.device, out_dtype, None if bias is None else bias.dtype, batch_invariant, activations)

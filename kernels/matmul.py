@@ -13,9 +13,10 @@ from fp8ref.emulation.matmul import emulate_matmul, unpack_scaled
 from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.scales import Scaling, resolve_pair
 from fp8ref.kernels import launch
-from fp8ref.kernels.activations import Backend
+from fp8ref.kernels.activations import Backend, checked_backend
 from fp8ref.kernels.device import check_placement
 from fp8ref.kernels.launch import Pointer, Runner, addresser, carver, compile_runner, current_stream
+from fp8ref.kernels.ops import is_traced, scaled_matmul_operator
 from fp8ref.kernels.plan import Plan, choose
 from fp8ref.kernels.product import Operands, Product, gpu_name, prepare_product
 from fp8ref.kernels.quantize import uses_pdl
@@ -49,7 +50,7 @@ def scaled_matmul(
         backend: "auto" runs the kernel; "emulate" is ``emulate_matmul`` itself, on any device.
 
     Returns:
-        [M, N] of ``out_dtype``, contiguous.
+        [M, N] of ``out_dtype``, contiguous, detached.
 
     Raises:
         TypeError, ValueError: an argument that does not fit, or a device without the kernels.
@@ -59,14 +60,36 @@ def scaled_matmul(
     >>> scaled_matmul(a, a.t(), one, one, out_dtype=torch.float32, backend="emulate")
     tensor([[5.]])
     """
-    if backend not in ("auto", "emulate"):
-        raise ValueError(f'backend: got {backend!r}; give "auto" or "emulate"')
+    checked_backend(backend)
+    a, b, scale_a, scale_b, scaling = unpack_scaled(a, b, scale_a, scale_b, scaling)
+    if torch.compiler.is_compiling() or (isinstance(a, Tensor) and is_traced(a)):
+        left, right = (None, None) if scaling is None else scaling
+        floats = (None if x is None else x.detach() for x in (scale_a, scale_b, bias))
+        out: Tensor = scaled_matmul_operator(
+            a, b, *floats, out_dtype, use_fast_accum, split_k, left, right, backend
+        )  # fmt: skip
+        return out
+    return run_matmul(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, split_k, scaling, backend)
+
+
+def run_matmul(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    split_k: int,
+    scaling: tuple[Scaling, Scaling] | None,
+    backend: str,
+) -> Tensor:
+    """Do the work of :func:`scaled_matmul`, unseen by torch."""
     if backend == "emulate":
         return emulate_matmul(
             a, b, scale_a, scale_b, bias=bias, out_dtype=out_dtype, use_fast_accum=use_fast_accum, split_k=split_k,
             scaling=scaling,
         )  # fmt: skip
-    a, b, scale_a, scale_b, scaling = unpack_scaled(a, b, scale_a, scale_b, scaling)
     check_operands(a, b)
     kinds, left, right = resolve_pair(a, b, scale_a, scale_b, scaling)
     check_out_dtype(out_dtype)
@@ -75,11 +98,12 @@ def scaled_matmul(
     check_bool(use_fast_accum, "use_fast_accum")
     if "1x128" in kinds and use_fast_accum:
         raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
-    unit = check_placement(a, {"b": b, "scale_a": left, "scale_b": right, "bias": bias})
+    left, right = left.resolve_neg(), right.resolve_neg()  # a view may stand for the negatives of what lies in memory
+    unit = check_placement(a, {"b": b, "scale_a": left, "scale_b": right, "bias": bias}, "a")
     with torch.cuda.device(a.device) if a.is_cuda else nullcontext():
         out = launch.empty((a.shape[0], b.shape[1]), (b.shape[1], 1), out_dtype)
         if out.numel():
-            bias = None if bias is None else bias.contiguous()
+            bias = None if bias is None else bias.contiguous().resolve_neg()
             operands = operands_of(a, b.t(), left, right, kinds)
             _run(operands, a, b, left, right, bias, out, unit, use_fast_accum, split_k)
     return out

@@ -1,4 +1,4 @@
-"""What torch.compile and autograd see of the linear layer: opaque operators with known shapes and gradients."""
+"""What torch.compile, autograd and tracers see of the kernels: opaque operators with known shapes and gradients."""
 
 from __future__ import annotations
 
@@ -7,10 +7,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8ref.emulation.checks import check_operands
 from fp8ref.emulation.quantize import dequantize, quantize
 from fp8ref.emulation.scales import check_scaling, scale_shape
-from fp8ref.kernels.activations import Activations
+from fp8ref.kernels.activations import NO_GRADIENT, Activations
 from fp8ref.kernels.pack import PackedWeight, pack_weight, padded_k
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def is_traced(x: Tensor) -> bool:
+    """Whether the values of ``x`` may not lie at its address, or whether torch watches what is done to them.
+
+    Fake tensors and other subclasses, dispatch modes (``make_fx``) and ``torch.func`` know operators alone.
+    """
+    return (
+        type(x) not in _PLAIN
+        or bool(torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - torch has no public names for these
+        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
+    )
 
 
 @torch.library.custom_op("fp8ref::scaled_linear", mutates_args=())
@@ -38,23 +53,18 @@ def scaled_linear_operator(
 
     ``weight`` [N, K], what the codes were made of, takes no part in the result: it is who gets the weight's gradient.
     """
-    from fp8ref.kernels.linear import scaled_linear
+    from fp8ref.kernels.linear import run_linear
 
     del weight
     with torch.no_grad():
-        return scaled_linear(
+        return run_linear(
             x,
             PackedWeight(codes, scale, check_scaling(scaling), n, k, one_scale),
             bias,
-            input_scale=input_scale,
-            use_fast_accum=use_fast_accum,
-            out_dtype=out_dtype,
-            batch_invariant=batch_invariant,
-            backend=backend,  # type: ignore[arg-type]
-            activation_scaling=activation_scaling,  # type: ignore[arg-type]
-            activation_dtype=activation_dtype,
-            scale_format=scale_format,  # type: ignore[arg-type]
-            activation_bound=activation_bound,
+            input_scale,
+            (use_fast_accum, out_dtype, batch_invariant),
+            backend,
+            (activation_scaling, activation_dtype, scale_format, activation_bound),
         )
 
 
@@ -62,10 +72,37 @@ def scaled_linear_operator(
 def _shape_of_result(*arguments: Any) -> Tensor:
     """Return an empty tensor of the result's shape, dtype and device; the weight's K must be that of ``x``."""
     x, n, k, out_dtype = arguments[0], arguments[4], arguments[5], arguments[9]
-    if x.shape[-1] != k:
+    if x.dim() < 1 or x.shape[-1] != k:
         raise ValueError(f"x: got shape {list(x.shape)}; the weight is [{n}, {k}]: give [..., {k}]")
     out: Tensor = x.new_empty((*x.shape[:-1], n), dtype=out_dtype or x.dtype)
     return out
+
+
+@torch.library.custom_op("fp8ref::scaled_matmul", mutates_args=())
+def scaled_matmul_operator(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor | None,
+    scale_b: Tensor | None,
+    bias: Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+    split_k: int,
+    scaling_a: str | None,
+    scaling_b: str | None,
+    backend: str,
+) -> Tensor:
+    """Run :func:`fp8ref.scaled_matmul` on plain tensors."""
+    from fp8ref.kernels.matmul import run_matmul
+
+    scaling = None if scaling_a is None or scaling_b is None else (check_scaling(scaling_a), check_scaling(scaling_b))
+    return run_matmul(a, b, scale_a, scale_b, bias, out_dtype, use_fast_accum, split_k, scaling, backend)
+
+
+@scaled_matmul_operator.register_fake
+def _shape_of_product(a: Tensor, b: Tensor, *arguments: Any) -> Tensor:
+    check_operands(a, b)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=arguments[3])
 
 
 @torch.library.custom_op("fp8ref::fake_quantize", mutates_args=())
@@ -115,6 +152,8 @@ def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
     one_scale, activation_scaling, activation_dtype, scale_format, bound, weight = inputs[12:]
     if output.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise TypeError(f"out_dtype: got {output.dtype} where a gradient is needed; give a dtype of 16 bits or more")
+    if ctx.needs_input_grad[7]:
+        raise ValueError(NO_GRADIENT)
     needs_x = weight is not None and ctx.needs_input_grad[17]
     ctx.save_for_backward(codes, scale, input_scale, x if needs_x else None)
     ctx.weight = (check_scaling(scaling), n, k, one_scale)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +53,16 @@ class PackedWeight:
             self.scale.get_device(),
         )
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what holds for this copy alone; show codes as integers, since torch pickles no FP8 tensors."""
+        state = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {**state, "codes": self.codes.view(torch.uint8), "dtype": self.codes.dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take over a state of :meth:`__getstate__`."""
+        dtype = state.pop("dtype")
+        self.__dict__.update(state, codes=state["codes"].view(dtype))
+
     @property
     def shape(self) -> tuple[int, int]:
         """(N, K) of the weight, without padding."""
@@ -82,9 +93,14 @@ class PackedWeight:
     def to(self, device: torch.device | str) -> PackedWeight:
         """Return the weight on another device.
 
+        Raises:
+            TypeError: ``device`` is not one: codes and scales keep their dtypes.
+
         >>> pack_weight(torch.ones(3, 5)).to("cpu").shape
         (3, 5)
         """
+        if not isinstance(device, torch.device | str):
+            raise TypeError(f"device: got {device!r}; give a torch.device or its name (the dtypes are fixed)")
         return PackedWeight(self.codes.to(device), self.scale.to(device), self.scaling, self.n, self.k, self.one_scale)
 
 
@@ -137,11 +153,13 @@ def pack_weight(
     if weight.dtype in _FLOATS:
         format_of(dtype)
         quantised = quantize(weight.detach(), dtype, scaling=scaling, scale=scale)
-        codes, scales = quantised.data, quantised.scale
+        codes, scales = quantised.data, quantised.scale.detach()
     else:
         codes = weight.detach()
         format_of(codes.dtype, "weight")
-        scales = _checked_scale(scale, codes, scaling)
+        if dtype not in (torch.float8_e4m3fn, codes.dtype):  # the default says nothing
+            raise TypeError(f"dtype: got {dtype} for a weight of {codes.dtype}, which is FP8 already; leave it out")
+        scales = _checked_scale(scale, codes, scaling).detach()
     n, k = codes.shape
     packed = torch.zeros(-(-n // 16) * 16, padded_k(k), dtype=torch.uint8, device=codes.device)
     packed[:n, :k] = codes.view(torch.uint8)

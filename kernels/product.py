@@ -11,6 +11,9 @@ from fp8ref.kernels import quantize
 from fp8ref.kernels.launch import Pointer, Runner, compile_runner
 from fp8ref.kernels.plan import PART, Plan, Tile, parts_of, run_multiple
 
+LARGEST = 2**31 - 2**14
+"""The largest M, N and K: the kernels count them in 32 bits, and round up to whole tiles in them."""
+
 
 @dataclass(frozen=True)
 class Operands:
@@ -92,6 +95,11 @@ def prepare_product(
     """
     from fp8ref.kernels import jit_matmul
 
+    if max(operands.m, operands.n, operands.k) > LARGEST:
+        raise ValueError(
+            f"M, N, K: got {operands.m}, {operands.n}, {operands.k}; the kernels count each in 32 bits: cut the "
+            f"operands into pieces of at most {LARGEST}"
+        )
     o, tile = operands, tile_for(unit, plan, operands.kind)
     part_tiles, split = o.parts(plan.split_k)
     counters, part_nbytes = workspace_of(tile, split, o.m, o.n)

@@ -8,15 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat
+from fp8ref.emulation.checks import check_tensor
+from fp8ref.emulation.formats import format_of
+from fp8ref.emulation.quantize import ScaledTensor, ScaleFormat, check_absmax_bound, check_scale_format
 from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels import launch
-from fp8ref.kernels.activations import Activations
-from fp8ref.kernels.device import capability_of, interpreting, unit_of_device
+from fp8ref.kernels.activations import INPUTS, Activations
+from fp8ref.kernels.device import capability_of, check_placement, interpreting, unit_of_device
 from fp8ref.kernels.launch import Address, Pointer, Runner, addresser, compile_runner, current_stream
 
 INT32 = 2**31
 """Offsets along K from here on are computed in 64 bits; those along rows always are."""
+
+_MOST_CHUNKS = 65535
+"""CUDA's limit for the second dimension of a grid."""
 
 _PROGRAMS = 132
 _LONGEST_ROW = 16384
@@ -77,7 +82,7 @@ def prepare_quantiser(
     options: dict[str, Any] = {"launch_pdl": pdl, "enable_fp_fusion": False}
     if activations.scaling == "1x128":
         blocks = min(8, next_power_of_2(-(-k // 128)))
-        grid = (m, max(1, -(-padded // (128 * blocks))))
+        grid = (m, _chunks(k, padded, 128 * blocks))
         pointers.append(Pointer(torch.int32))
         constants: dict[str, Any] = {"BLOCKS": blocks, **shared}
         options["num_warps"] = 4
@@ -85,12 +90,20 @@ def prepare_quantiser(
     parts = absmax_parts(activations, static=static)
     cut = row_cut(m, k)
     options["num_warps"] = cut.pop("num_warps")
-    grid = (m, max(1, -(-padded // cut["CHUNK"])))
+    grid = (m, _chunks(k, padded, cut["CHUNK"]))
     pointers += [Pointer(torch.float32, aligned=parts > 0), Pointer(torch.int32)]
     constants = {**cut, "STATIC": static, "PARTS": parts, **shared}
     kernel = jit_quantize.quantize_rows_kernel
     quantise = compile_runner(kernel, grid, tuple(pointers), integers, constants, options)
     return _after_absmax(quantise, x, parts, aligned=aligned, pdl=pdl) if parts else quantise
+
+
+def _chunks(k: int, padded: int, chunk: int) -> int:
+    """Return how many programs share a row, or raise where a grid cannot have so many."""
+    chunks = max(1, -(-padded // chunk))
+    if chunks > _MOST_CHUNKS:
+        raise ValueError(f"x: got rows of {k}; the kernels take at most {_MOST_CHUNKS * chunk} here: cut K into pieces")
+    return chunks
 
 
 def absmax_parts(activations: Activations, *, static: bool) -> int:
@@ -146,11 +159,21 @@ def quantize_rows(
     Returns:
         A ScaledTensor.
 
+    Raises:
+        TypeError, ValueError: an argument that does not fit, or a device without the kernels.
+
     This is the first half of :func:`fp8ref.scaled_linear`, exposed so that it can be compared alone.
     """
-    unit_of_device(x.device)
+    check_placement(check_tensor(x, "x"), {"scale": scale})
+    if x.dtype not in INPUTS or x.dim() != 2:
+        raise ValueError(f"x: got {x.dtype} {list(x.shape)}; give [M, K] in one of {list(INPUTS)}")
+    format_of(dtype, "dtype")
     if scaling not in ("row", "tensor", "1x128") or (scaling == "1x128" and scale is not None):
         raise ValueError(f'scaling: got {scaling!r}; give "row", "tensor", or "1x128" without a scale')
+    if scale is not None and (scale.dtype != torch.float32 or scale.numel() != 1):
+        raise ValueError(f"scale: got {scale.dtype} {list(scale.shape)}; give one float32 element")
+    check_scale_format(scale_format)
+    check_absmax_bound(absmax_bound, "absmax_bound")
     activations = Activations(scaling, dtype, scale_format, absmax_bound)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         return _quantize_rows(x, activations, scale)

@@ -205,6 +205,62 @@ def bounded_memory(limit: int) -> str:
     return ""
 
 
+def negated() -> str:
+    """Views that stand for the negatives of what lies in memory, as ``z.conj().imag`` does, in every place."""
+
+    def view(x: Tensor) -> Tensor:
+        negative = torch.complex(torch.zeros_like(x), -x).conj().imag
+        assert negative.is_neg()
+        assert torch.equal(negative, x)
+        return negative
+
+    g = torch.Generator().manual_seed(0)
+    for n in (1, 9):
+        w, x, two = exact_weight(n, 40, "row", g), activations(3, 40, g, blockwise=False), torch.tensor([2.0])
+        bias = integers((n,), g)
+        options: dict[str, Any] = {"input_scale": view(two), "out_dtype": torch.float32}
+        mine = scaled_linear(view(2.0 * x), w, bias if n > 1 else view(bias), **options)
+        found = _difference(mine, scaled_linear(2.0 * x, w, bias, backend="emulate", **options), f"linear, N = {n}")
+        a, b = integers((3, 40), g).to(E4M3), integers((40, n), g).to(E4M3)
+        scales = [torch.exp2(integers(shape, g)) for shape in ((3, 1), (1, n))]
+        product = scaled_matmul(a, b, *map(view, scales), bias=view(bias), out_dtype=torch.float32)
+        found += _difference(product, emulate_matmul(a, b, *scales, bias=bias, out_dtype=torch.float32), "matmul")
+        if found:
+            return found
+    return ""
+
+
+def refusals() -> list[str]:
+    """What is said of sizes that the kernels cannot count, and of arguments that the quantiser alone cannot take."""
+
+    def zeros(rows: int, columns: int, dtype: torch.dtype = E4M3) -> Tensor:
+        return torch.zeros(1, 1).to(dtype).expand(rows, columns)
+
+    one, most = torch.ones(()), 2**31 - 2**14
+    x = zeros(1, 4, torch.bfloat16)
+    calls: list[Callable[[], object]] = [
+        *(lambda m=m, n=n, k=k: scaled_matmul(zeros(m, k), zeros(k, n), one, one)
+          for m, n, k in ((1, 1, 2**31 - 1), (1, 1, 2**32), (1, most + 1, 1), (most + 1, 1, 1))),
+        lambda: quantize_rows(zeros(1, 2**27, torch.bfloat16), scaling="1x128"),
+        lambda: quantize_rows(zeros(1, 2**31, torch.bfloat16)),
+        lambda: quantize_rows(x[0]),
+        lambda: quantize_rows(x.double()),
+        lambda: quantize_rows(x, torch.float16),
+        lambda: quantize_rows(x, scale=torch.ones(2)),
+        lambda: quantize_rows(x, scale=torch.ones((), device="meta")),
+        lambda: quantize_rows(x, absmax_bound=0.0),
+    ]  # fmt: skip
+    said = []
+    for call in calls:
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            said.append(str(error))
+        else:
+            said.append("")
+    return said
+
+
 def dropped_part(k: int) -> str:
     """A split product whose plan leaves a part out must not equal the oracle: the comparison can fail."""
     g = torch.Generator().manual_seed(0)

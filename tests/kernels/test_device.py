@@ -42,6 +42,6 @@ def test_cpu_and_amd_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tensors_on_two_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "unit_of_device", lambda _: "sm90")
+    monkeypatch.setattr(module, "unit_of_device", lambda *_: "sm90")
     with pytest.raises(ValueError, match="bias: got a tensor on meta while x is on cpu"):
         module.check_placement(torch.ones(1), {"w": None, "bias": torch.ones(1, device="meta")})

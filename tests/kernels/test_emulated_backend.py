@@ -15,8 +15,7 @@ from fp8ref.emulation.scales import Scaling
 from fp8ref.kernels.explain import explain
 from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
-from fp8ref.kernels.ops import scaled_linear_operator
-from fp8ref.kernels.pack import PackedWeight, pack_weight
+from fp8ref.kernels.pack import pack_weight
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
@@ -139,25 +138,6 @@ def test_rows_do_not_depend_on_the_batch() -> None:
         assert same_bits(scaled_linear(x[:m], w, batch_invariant=True, backend="emulate"), whole[:m])
 
 
-def test_compiles_without_a_graph_break() -> None:
-    w, x, bias = pack_weight(random(9, 33)), random(2, 3, 33, seed=1).bfloat16(), random(9)
-
-    def layer(x: Tensor, w: PackedWeight) -> Tensor:
-        return scaled_linear(x * 2.0, w, bias, out_dtype=torch.float32, backend="emulate") + 1.0
-
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    assert same_bits(compiled(x, w), layer(x, w))
-
-
-def test_the_operator_passes_torchs_own_checks() -> None:
-    w, x = pack_weight(random(9, 33)), random(2, 33, seed=1)
-    arguments = (x, w.codes, w.scale, w.scaling, w.n, w.k, None, None, False, torch.bfloat16, False, "emulate")
-    # Its check of the schema multiplies FP8 tensors, which torch cannot do.
-    checks = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_static")
-    result = torch.library.opcheck(scaled_linear_operator, arguments, test_utils=checks)
-    assert result == dict.fromkeys(checks, "SUCCESS")
-
-
 def test_matmul_is_emulate_matmul() -> None:
     a, b = quantize(random(3, 200), scaling="row"), quantize(random(5, 200, seed=1), scaling="row").t()
     options: dict[str, Any] = {"split_k": 2, "out_dtype": torch.float16, "use_fast_accum": True}
@@ -176,6 +156,12 @@ STATIC = {"input_scale": torch.ones(1)}
     [
         ((X.to(E4M3), WEIGHT), {}, TypeError, "x: got torch.float8_e4m3fn.*scaled_matmul"),
         (([1.0], WEIGHT), {}, TypeError, "x: got list"),
+        ((X.to_sparse(), WEIGHT), {}, TypeError, "x: got a torch.sparse_coo tensor on cpu"),
+        ((X.to("meta"), WEIGHT), {}, TypeError, "x: got a torch.strided tensor on meta"),
+        ((X, WEIGHT, torch.ones(4).to_sparse()), {}, TypeError, "bias: got a torch.sparse_coo tensor"),
+        ((X, WEIGHT), {"out_dtype": [torch.bfloat16]}, TypeError, "out_dtype: got .torch.bfloat16"),
+        ((X, WEIGHT), {"activation_scaling": ["row"]}, ValueError, "activation_scaling: got .'row'"),
+        ((X, WEIGHT), {"input_scale": torch.ones(1, requires_grad=True)}, ValueError, "input_scale: got.*a gradient"),
         ((X, torch.ones(4, 8)), {}, TypeError, "w: got Tensor; give what fp8ref.pack_weight returned"),
         ((X[:, :7], WEIGHT), {}, ValueError, r"x: got shape \[2, 7\]; the weight is \[4, 8\]"),
         ((torch.tensor(1.0), WEIGHT), {}, ValueError, r"x: got shape \[\]"),
@@ -213,11 +199,31 @@ def test_refusals_name_the_argument(
         scaled_linear(*arguments, backend=backend, **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_static_scale_is_finite_and_above_zero(value: float) -> None:
+    for scaling in ("row", "tensor"):
+        with pytest.raises(ValueError, match=f"input_scale: got {value}; give a finite scale"):
+            scaled_linear(
+                X,
+                WEIGHT,
+                input_scale=torch.tensor(value),
+                activation_scaling=scaling,
+                backend="emulate",
+            )
+
+
+def test_a_weight_elsewhere() -> None:
+    with pytest.raises(ValueError, match="w: got a tensor on meta while x is on cpu"):
+        scaled_linear(X, WEIGHT.to("meta"), backend="emulate")
+
+
 @pytest.mark.parametrize("call", [scaled_linear, scaled_matmul])
 def test_no_silent_fallback_from_the_gpu(call: Callable[..., Tensor]) -> None:
     q = quantize(X, scaling="row")
     arguments = (X, WEIGHT) if call is scaled_linear else (q, q.t())
-    with pytest.raises(ValueError, match=r'on cpu; the kernels need an NVIDIA GPU.*backend="emulate"'):
+    name = "x" if call is scaled_linear else "a"
+    words = rf'^{name}: got a tensor on cpu; the kernels need an NVIDIA GPU.*backend="emulate"'
+    with pytest.raises(ValueError, match=words):
         call(*arguments)
     with pytest.raises(ValueError, match="backend: got 'cuda'"):
         call(*arguments, backend="cuda")

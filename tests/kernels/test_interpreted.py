@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -147,6 +148,26 @@ def test_empty_sizes(run: Run, m: int, n: int, k: int) -> None:
     for scaling in ("row", "1x128", "128x128"):
         options = {"out_dtype": torch.float32, "bias": torch.float32, "x": torch.bfloat16, "static": False}
         assert run(tasks.linear, m, n, k, 0, "plain", scaling, options) == ""
+
+
+def test_negated_views(run: Run) -> None:
+    assert run(tasks.negated) == ""
+
+
+def test_what_the_kernels_cannot_take_is_refused(run: Run) -> None:
+    wanted = [
+        *["M, N, K: got .*; the kernels count each in 32 bits"] * 4,
+        "x: got rows of 134217728; the kernels take at most 67107840",
+        "x: got rows of 2147483648; the kernels take at most 1073725440",
+        r"x: got torch.bfloat16 \[4\]; give \[M, K\]",
+        r"x: got torch.float64 \[1, 4\]; give \[M, K\]",
+        "dtype: got torch.float16",
+        r"scale: got torch.float32 \[2\]; give one float32 element",
+        "scale: got a tensor on meta while x is on cpu",
+        "absmax_bound: got 0.0",
+    ]
+    for said, words in zip(run(tasks.refusals), wanted, strict=True):
+        assert re.match(words, said), f"{said!r} instead of {words!r}"
 
 
 def test_a_dropped_tail_is_seen(run: Run) -> None:

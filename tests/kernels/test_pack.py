@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import io
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from fp8ref.emulation.quantize import quantize
-from fp8ref.emulation.scales import Scaling
+from fp8ref.emulation.scales import Scaling, scale_shape
 from fp8ref.kernels.pack import PackedWeight, pack_weight, padded_k
 
 E4M3 = torch.float8_e4m3fn
@@ -60,6 +65,48 @@ def test_nothing_is_shared_with_the_weight() -> None:
     assert bool((w.scale == 1).all())
 
 
+def through_torch(w: PackedWeight) -> PackedWeight:
+    file = io.BytesIO()
+    torch.save(w, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert isinstance(loaded, PackedWeight)
+    return loaded
+
+
+@pytest.mark.parametrize("again", [lambda w: pickle.loads(pickle.dumps(w)), copy.copy, copy.deepcopy, through_torch])
+@pytest.mark.parametrize("dtype", [E4M3, torch.float8_e5m2])
+def test_copies_and_pickles(again: Callable[[PackedWeight], PackedWeight], dtype: torch.dtype) -> None:
+    for scaling in ("tensor", "1x128"):
+        w = pack_weight(torch.randn(5, 300), scaling, dtype=dtype)
+        assert w.signature == pack_weight(torch.randn(5, 300), scaling, dtype=dtype).signature
+        copied = again(w)
+        # Where its tensors lie may differ, so what is known of that must not come along.
+        assert "signature" not in copied.__dict__
+        assert copied.codes.dtype == dtype
+        assert torch.equal(copied.codes.view(torch.uint8), w.codes.view(torch.uint8))
+        assert torch.equal(copied.scale, w.scale)
+        assert copied.signature == w.signature
+        assert (copied.shape, copied.one_scale) == (w.shape, w.one_scale)
+
+
+@pytest.mark.parametrize("scaling", ["tensor", "row", "1x128", "128x128"])
+@pytest.mark.parametrize(
+    "weight", [torch.ones(5, 300), torch.ones(5, 300).to(E4M3), torch.nn.Parameter(torch.ones(5, 300))]
+)
+def test_no_graph_of_gradients_is_kept(scaling: Scaling, weight: torch.Tensor) -> None:
+    shape = scale_shape(scaling, 5, 300)
+    w = pack_weight(weight, scaling, torch.ones(shape, requires_grad=True))
+    assert not w.scale.requires_grad
+    assert not w.codes.requires_grad
+
+
+@pytest.mark.parametrize("device", [torch.bfloat16, None, 1.0, torch.ones(1)])
+def test_moving_changes_no_dtype(device: object) -> None:
+    with pytest.raises(TypeError, match=r"device: got .*; give a torch\.device"):
+        pack_weight(torch.ones(3, 3)).to(device)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "words"),
     [
@@ -68,6 +115,12 @@ def test_nothing_is_shared_with_the_weight() -> None:
         ((torch.ones(3, 3), "column"), {}, ValueError, "scaling: got 'column'"),
         ((torch.ones(3, 3),), {"dtype": torch.int8}, TypeError, "dtype: got torch.int8"),
         ((torch.ones(3, 3).to(E4M3),), {}, TypeError, "scale: missing"),
+        (
+            (torch.ones(3, 3).to(E4M3), "row", torch.ones(3, 1)),
+            {"dtype": torch.float8_e5m2},
+            TypeError,
+            "dtype: got torch.float8_e5m2 for a weight of torch.float8_e4m3fn",
+        ),
         ((torch.ones(3, 3).to(E4M3), "row", torch.ones(3)), {}, ValueError, r"scale: got shape \[3\].*\[3, 1\]"),
         ((torch.ones(3, 3).to(E4M3), "tensor", torch.ones(3, 1)), {}, ValueError, r"scale: got shape \[3, 1\]"),
         ((torch.ones(3, 3).to(E4M3), "row", torch.ones(3, 1).double()), {}, TypeError, "scale: got torch.float64"),
