@@ -1,4 +1,4 @@
-"""`make fuzz` keeps what it finds, and every later run of that test tries it first."""
+"""`make test` gives every run the same examples; `make fuzz` keeps what it finds, and later runs try that first."""
 
 from __future__ import annotations
 
@@ -30,6 +30,30 @@ def run(*command: str, kept: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *command], capture_output=True, text=True, check=False, cwd=ROOT, env=environment
     )
+
+
+SHOWS = """
+from hypothesis import given, strategies as st
+
+@given(st.lists(st.integers(0, 2**62)), st.floats())
+def test_any(xs, y):
+    print("tried", xs, y)
+"""
+
+
+def test_every_run_has_the_same_examples(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "tests" / "conftest.py", tmp_path)
+    test, other = tmp_path / "test_any.py", tmp_path / "literals.py"
+    outputs = []
+    for start in ("", "", "import literals"):
+        other.write_text(f"MANY = {list(range(10_000, 10_900))}")
+        test.write_text(f"import sys\nsys.path.append({str(tmp_path)!r})\n{start}\n{SHOWS}")
+        done = run("-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(test), kept=tmp_path / "kept")
+        assert done.returncode == 0, done.stdout + done.stderr
+        outputs.append([line for line in done.stdout.splitlines() if "tried" in line])
+    assert len(set(outputs[0])) > 50
+    assert outputs[0] == outputs[1], "the seed is fixed"
+    assert outputs[0] == outputs[2], "what a process has imported does not matter"
 
 
 def test_a_failure_is_kept_and_tried_first(tmp_path: Path) -> None:
