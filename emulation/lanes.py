@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
-from threading import Lock
+from threading import Event, Lock
 from typing import Generic, TypeVar
 
 import torch
@@ -45,9 +45,9 @@ class Once(Generic[Result]):
 def for_each(work: Callable[[Item], None], items: Iterator[Item], device: torch.device) -> None:
     """Call ``work`` on every item, on as many threads as ``torch.get_num_threads()`` says (at most 8) for a CPU.
 
-    Items are taken one after the other; ``work`` must not depend on the order. An exception is raised here, once every
-    thread has stopped. Meanwhile torch's number of threads is 1 in the whole process, and a second call on another
-    thread does its work there.
+    Items are taken one after the other; ``work`` must not depend on the order. After an exception, an interruption from
+    the keyboard included, no thread takes another item; it is raised here, once every thread has stopped. Meanwhile
+    torch's number of threads is 1 in the whole process, and a second call on another thread does its work there.
 
     >>> seen = []
     >>> for_each(seen.append, iter(range(3)), torch.device("cpu"))
@@ -74,20 +74,27 @@ def for_each(work: Callable[[Item], None], items: Iterator[Item], device: torch.
 
 def _run_lanes(work: Callable[[Item], None], items: Iterator[Item], lanes: int) -> None:
     lock = Lock()
+    stopped = Event()
     inference = torch.is_inference_mode_enabled()
 
     def take() -> Item | None:
         with lock:
-            return next(items, None)
+            return None if stopped.is_set() else next(items, None)
 
     def lane() -> None:
         # These belong to a thread, not to the process.
         torch.set_num_threads(1)
-        with torch.inference_mode(inference), torch.no_grad():
-            while (item := take()) is not None:
-                work(item)
+        try:
+            with torch.inference_mode(inference), torch.no_grad():
+                while (item := take()) is not None:
+                    work(item)
+        except BaseException:
+            stopped.set()
+            raise
 
     with ThreadPoolExecutor(lanes, "fp8ref") as pool:
-        futures = [pool.submit(lane) for _ in range(lanes)]
-    for future in futures:
-        future.result()
+        try:
+            for future in [pool.submit(lane) for _ in range(lanes)]:
+                future.result()
+        finally:
+            stopped.set()  # or the pool, on its way out, would wait for all of the work

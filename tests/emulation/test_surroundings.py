@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
@@ -96,3 +99,25 @@ def test_an_error_on_a_thread_is_raised_and_the_number_of_threads_restored() -> 
 
     with two_threads(), pytest.raises(ArithmeticError, match="item"):
         for_each(work, iter(range(5)), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("raised", [ArithmeticError, KeyboardInterrupt])
+def test_what_ends_a_product_ends_all_of_its_threads(raised: type[BaseException]) -> None:
+    """An error on one thread, or Ctrl-C in the main one: nothing goes on behind it."""
+    from fp8ref.emulation.lanes import for_each
+
+    done: list[int] = []
+
+    def work(item: int) -> None:
+        if item == 10 and raised is KeyboardInterrupt:
+            assert (main := threading.main_thread().ident) is not None
+            signal.pthread_kill(main, signal.SIGINT)
+        elif item == 10:
+            raise raised
+        time.sleep(0.01)
+        done.append(item)
+
+    with two_threads(), pytest.raises(raised):
+        for_each(work, iter(range(1000)), torch.device("cpu"))
+    assert len(done) < 500
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fp8ref_")]
