@@ -24,6 +24,9 @@ Promote = Callable[[Tensor, Tensor, Span, slice, slice], Tensor]
 
 The total that goes in is used up; it is laid out as the chain is."""
 
+Finish = Callable[[Tensor, slice, slice], Tensor]
+"""What becomes of a tile's fp32 accumulators, NaN of any payload among them: ``(total, rows, columns) -> output``."""
+
 
 def accumulate(
     a: Tensor,
@@ -63,7 +66,16 @@ def accumulate(
     check_split_k(split_k)
     check_bool(use_fast_accum, "use_fast_accum")
     parts = split_parts(a.shape[1], split_k)
-    return run_chains(a, b, unit_of(unit), parts, engine, promoted=not use_fast_accum)
+    return run_chains(
+        a,
+        b,
+        unit_of(unit),
+        parts,
+        engine,
+        lambda total, _rows, _columns: canonical_nan(total),
+        torch.float32,
+        promoted=not use_fast_accum,
+    )
 
 
 def run_chains(
@@ -72,31 +84,36 @@ def run_chains(
     unit: TensorCoreUnit,
     parts: list[Span],
     engine: Engine,
+    finish: Finish,
+    out_dtype: torch.dtype,
     *,
     promoted: bool,
     promote: Promote | None = None,
 ) -> Tensor:
-    """Run all chains of ``a @ b`` and fold them, each split-K part from +0, and the parts from +0; fp32 [M, N].
+    """Run all chains of ``a @ b`` and fold them, each split-K part from +0, and the parts from +0; [M, N].
 
-    ``promote`` scales a block of 128 on its way into the total, whatever the unit; None is an fp32 addition.
+    ``promote`` scales a block of 128 on its way into the total, whatever the unit; None is an fp32 addition. ``finish``
+    makes ``out_dtype`` of a tile at a time, so that nothing but the output is ever as large as the output.
     """
     is_compiled(engine, a.device)  # raises here for whatever tiles() could not use, empty products included
     cut = promoted and (promote is not None or unit.products_per_step is not None)
     spans_of_parts = [_cut(part) if cut else [part] for part in parts]
-    out = torch.empty(a.shape[0], b.shape[1], dtype=torch.float32, device=a.device)
+    out = torch.empty(a.shape[0], b.shape[1], dtype=out_dtype, device=a.device)
 
     def fill(tile: Tile) -> None:
-        view, chains = out[tile.rows, tile.columns], tile.chains()
-        for index, spans in enumerate(spans_of_parts):
-            part = _fold(chains, spans, promote, tile.rows, tile.columns)
-            # Only a cut product adds to +0, which turns a -0 that block scales left into +0.
-            view.copy_(part if len(parts) == 1 else part + (view if index else 0.0))
+        chains = tile.chains()
+        total = _fold(chains, spans_of_parts[0], promote, tile.rows, tile.columns)
+        if len(parts) > 1:
+            total = total + 0.0  # only a cut product adds to +0, which turns a -0 that block scales left into +0
+        for spans in spans_of_parts[1:]:
+            total = total + _fold(chains, spans, promote, tile.rows, tile.columns)
+        out[tile.rows, tile.columns] = finish(total, tile.rows, tile.columns)
 
     every_span = [span for spans in spans_of_parts for span in spans]
     # Autocast would turn the products of powers into bf16.
     with torch.no_grad(), torch.autocast(a.device.type, enabled=False):
         for_each(fill, tiles(a, b, unit, every_span, engine), a.device)
-    return canonical_nan(out)
+    return out
 
 
 def _fold(chains: Iterator[Tensor], spans: list[Span], promote: Promote | None, rows: slice, columns: slice) -> Tensor:

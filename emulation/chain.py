@@ -30,6 +30,7 @@ Prepared = TypeVar("Prepared")
 
 _LOWEST = 2.0**-100  # below every power that a chain of FP8 products can hold
 _TILE_PRODUCTS = {"cpu": 1 << 18, "cuda": 1 << 25}
+_OPERAND_BYTES = 3 << 24
 _PEAKS = {"cpu": 1 << 18, "cuda": 1 << 26}
 
 
@@ -56,7 +57,7 @@ def tiles(a: Tensor, b: Tensor, unit: TensorCoreUnit, spans: Sequence[Span], eng
             yield Tile(tile.columns, tile.rows, partial(_transposed, tile.chains))
         return
     if unit.products_per_step is None:
-        yield from _walk(a, b, _Exact(), spans)
+        yield from _walk(a, b, _Exact(FORMATS[a.dtype], FORMATS[b.dtype]), spans)
     elif is_compiled(engine, a.device):
         if a.device.type == "cuda":
             yield from _walk(a, b, CompiledCuda(unit, spans, a.shape[1], a.device), spans)
@@ -108,9 +109,14 @@ def _with_specials(chains: Iterator[Tensor], a: Tensor, b: Tensor, spans: Sequen
 class _Exact:
     """The unit without an instruction: one exact sum a chain."""
 
+    def __init__(self, format_a: Fp8Format, format_b: Fp8Format) -> None:
+        # Sums that one float64 does not hold take some twenty of them.
+        self.outputs = 1 << (19 if format_a == format_b == E4M3 else 18)
+
     def tile_shape(self, m: int, n: int, k: int) -> tuple[int, int]:
         edge = max(64, (1 << 21) // max(k, 1))
-        return max(1, min(m, edge)), max(1, min(n, edge))
+        height = max(1, min(m, edge))
+        return height, max(1, min(n, edge, self.outputs // height))
 
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> Tensor:  # noqa: ARG002 - as _Steps needs them
         return operand
@@ -154,7 +160,8 @@ class _Steps:
         """A step's products stay in cache, and the operands of a tile below some tens of megabytes."""
         outputs = max(1, _TILE_PRODUCTS[self.device] // self.step)
         narrowest = 512 if self.device == "cpu" else 4096
-        width = max(64, min(n, max(narrowest, outputs // max(m, 1)), (1 << 23) // max(k, 1)))
+        operand = _OPERAND_BYTES // (self.layout.float_dtype.itemsize + self.powers.float_dtype.itemsize)
+        width = max(64, min(n, max(narrowest, outputs // max(m, 1)), operand // max(k, 1)))
         return max(1, min(m, outputs // width)), width
 
     def prepare(self, operand: Tensor, spans: Sequence[Span]) -> _Operand:

@@ -37,8 +37,7 @@ def exact_matmul(a: Tensor, b: Tensor) -> Tensor:
             continue
         (x_high, x_low), (y_high, y_low) = _split(x), _split(y)
         terms += [x_low @ y_low, x_high @ y_low + x_low @ y_high, x_high @ y_high]
-    zero = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)
-    return round_sum([*terms, zero])
+    return round_sum(terms or [torch.zeros(a.shape[0], b.shape[1], dtype=torch.float64, device=a.device)])
 
 
 def exact_dot(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -63,6 +62,8 @@ def round_sum(terms: Sequence[Tensor]) -> Tensor:
     >>> round_sum([big, tiny, -big]).item()
     1.0
     """
+    if len(terms) == 1:
+        return terms[0].float() + 0.0
     expansion: list[Tensor] = []
     for term in terms:
         carry = term

@@ -98,23 +98,26 @@ def emulate_matmul(
     split_k = resolve_split_k(
         split_k, device, a, b, out_dtype=out_dtype, use_fast_accum=use_fast_accum, scaling=kinds, bias=bias, unit=model
     )
-    if "1x128" in kinds:
-        if use_fast_accum:
-            raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
-        parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
+    blocks = "1x128" in kinds
+    if blocks and use_fast_accum:
+        raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
+    parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
+    promote = None
+    if blocks:
         add = promote_scaled if is_compiled(engine, a.device) else _promote_scaled
         promote = partial(_promote_block, kinds=kinds, scale_a=left, scale_b=right, add=add)
-        result = run_chains(a, b, model, parts, engine, promoted=True, promote=promote)
-    else:
-        parts = split_parts(a.shape[1], split_k)
-        result = run_chains(a, b, model, parts, engine, promoted=not use_fast_accum)
-        if kinds[0] == "tensor":
-            result = _scale_tensor_wise(result, left.reshape(()) * right.reshape(()), cut=len(parts) > 1)
-        else:
-            result = result * right * left
-    if bias is not None:
-        result = result + bias.float()
-    return _convert(result, out_dtype)
+    factor = left.reshape(()) * right.reshape(()) if kinds[0] == "tensor" else None
+
+    def finish(total: Tensor, rows: slice, columns: slice) -> Tensor:
+        if factor is not None:
+            total = _scale_tensor_wise(total, factor, cut=len(parts) > 1)
+        elif not blocks:
+            total = total * right[:, columns] * left[rows]
+        if bias is not None:
+            total = total + bias[columns].float()
+        return _convert(total, out_dtype)
+
+    return run_chains(a, b, model, parts, engine, finish, out_dtype, promoted=not use_fast_accum, promote=promote)
 
 
 def unpack_scaled(
@@ -143,11 +146,10 @@ def unpack_scaled(
 
 
 def _scale_tensor_wise(acc: Tensor, factor: Tensor, *, cut: bool) -> Tensor:
-    """One fp32 rounding of ``acc * factor``; the two forms, recorded on an H200, differ in the sign of a zero."""
-    if not cut:
-        return fma_fp32(acc, factor, torch.zeros_like(acc))
+    """``fma(acc, factor, +0)``, or ``acc * factor`` where K is cut: they differ in the sign of an exact zero."""
     product = acc * factor
-    return torch.where((factor == 0) & (product == 0), 0.0, product)
+    exact_zero = factor == 0 if cut else (factor == 0) | (acc == 0)
+    return torch.where(exact_zero & (product == 0), 0.0, product)
 
 
 def _promote_block(
