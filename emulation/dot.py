@@ -9,12 +9,14 @@ from fp8ref.emulation.bits import FP64, canonical_nan, floor_pow2, truncate_sign
 from fp8ref.emulation.checks import check_same_device, check_tensor
 from fp8ref.emulation.exact import exact_dot
 from fp8ref.emulation.formats import FORMATS, Fp8Format, format_of
+from fp8ref.emulation.subnormals import subnormals_kept
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 _FP32_E_MIN = -126
 _FP32_SMALLEST_SUBNORMAL = 2.0**-149
 
 
+@subnormals_kept()
 def fused_dot_add(a: Tensor, b: Tensor, c: Tensor, unit: str | TensorCoreUnit = "sm90") -> Tensor:
     """Add one instruction's products ``sum_k a[..., k] * b[..., k]`` to ``c`` as a tensor-core unit does.
 

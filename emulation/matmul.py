@@ -18,6 +18,7 @@ from fp8ref.emulation.quantize import ScaledTensor
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import BLOCK, Scaling, resolve_pair
 from fp8ref.emulation.split_k import resolve_split_k
+from fp8ref.emulation.subnormals import subnormals_kept
 from fp8ref.emulation.units import TensorCoreUnit, unit_of
 
 assert BLOCK == PROMOTION_K, "a scale block is one promoted chain"
@@ -26,6 +27,7 @@ _TILES_OF_A_RUN = 4  # cuBLASLt's split of K counts in fours of tiles where one 
 
 
 @torch.no_grad()
+@subnormals_kept()
 def emulate_matmul(
     a: Tensor | ScaledTensor,
     b: Tensor | ScaledTensor,

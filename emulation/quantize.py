@@ -14,6 +14,7 @@ from fp8ref.emulation.checks import check_same_device, check_tensor
 from fp8ref.emulation.formats import Fp8Format, format_of
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import BLOCK, Scaling, blocks, check_scaling, scale_shape
+from fp8ref.emulation.subnormals import subnormals_kept
 
 ScaleFormat = Literal["float32", "ue8m0"]
 
@@ -55,6 +56,7 @@ class ScaledTensor:
 
 
 @torch.no_grad()
+@subnormals_kept()
 def quantize(
     x: Tensor,
     dtype: torch.dtype = torch.float8_e4m3fn,
@@ -124,6 +126,7 @@ def quantize(
     return ScaledTensor(bits.contiguous().view(dtype), scales, scaling)
 
 
+@subnormals_kept()
 def dequantize(q: ScaledTensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return ``data * scale``, multiplied in fp32 and then converted to ``dtype``.
 
@@ -206,7 +209,7 @@ def _absmax(magnitude: Tensor, scaling: Scaling) -> Tensor:
 
 def _given_scale(scale: Tensor | float, x: Tensor, scaling: Scaling) -> Tensor:
     """Check a static scale: fp32, of the exact shape, finite and above zero."""
-    if isinstance(scale, float):
+    if isinstance(scale, float | int) and not isinstance(scale, bool):
         scale = torch.tensor(scale, dtype=torch.float32, device=x.device)
     scale = check_tensor(scale, "scale")
     if scale.dtype != torch.float32:

@@ -197,6 +197,7 @@ def test_a_given_scale_of_the_data_changes_nothing_and_may_be_a_float() -> None:
         again = quantize(x, scaling=scaling, scale=once.scale)
         assert torch.equal(raw(once.data), raw(again.data))
     assert torch.equal(raw(quantize(x, scale=0.25).data), raw(quantize(x, scale=torch.tensor(0.25)).data))
+    assert torch.equal(raw(quantize(x, scale=2).data), raw(quantize(x, scale=torch.tensor(2.0)).data))
     assert quantize(x, scale=torch.full((1, 1), 0.25)).scale.shape == ()
     # x / scale is Inf, x is not: it clamps, in e5m2 too.
     assert raw(quantize(torch.tensor([1e30, -1e30]), torch.float8_e5m2, scale=1e-30).data).tolist() == [0x7B, 0xFB]

@@ -7,14 +7,19 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import pytest
 import torch
 
 import fp8ref
 from fp8ref.emulation.compiled import Engine
+from fp8ref.emulation.rounding import Rounding
+from fp8ref.emulation.scales import Scaling
+from reference.tensors import bits_of
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+ROUNDINGS: tuple[Rounding, ...] = ("nearest_even", "toward_zero")
 
 
 @contextmanager
@@ -89,6 +94,43 @@ def test_the_bits_are_the_same(around: str, dtype: torch.dtype, unit: str, engin
     for one, other in zip(plain, inside, strict=True):
         assert not other.requires_grad
         assert torch.equal(one, other)
+
+
+def near_subnormals(rows: int, engine: Engine) -> Callable[[], list[torch.Tensor]]:
+    """Bits of everything that reads, makes or writes subnormal numbers; the operands are made before."""
+    x = torch.tensor([1e-39, -1e-41, 3e-38, -0.0]).expand(rows, 4)
+    zeros, ones, scale = torch.zeros(rows, 4).to(E4M3), torch.ones(rows, 4).to(E4M3), torch.full((rows, 1), 2.0**-140)
+    pairs: tuple[tuple[Scaling, Scaling], ...] = (("row", "row"), ("1x128", "1x128"))
+
+    def results() -> list[torch.Tensor]:
+        made = [fp8ref.emulate_matmul(ones, ones.t(), scale[0], torch.ones(1), out_dtype=torch.float32, engine=engine)]
+        for pair in pairs:
+            for dtype, bias in ((torch.float32, None), (torch.bfloat16, scale[:, 0])):
+                how: Any = {"scaling": pair, "bias": bias, "out_dtype": dtype, "engine": engine}
+                made.append(fp8ref.emulate_matmul(ones, ones.t(), scale, torch.ones(1, rows), **how))
+        quantised = fp8ref.quantize(x, scaling="row")
+        made += [quantised.data, quantised.scale, fp8ref.dequantize(quantised)]
+        made.append(fp8ref.fused_dot_add(zeros, ones, scale[:, 0], "exact"))
+        made += [fp8ref.round_to_fp8(x, dtype, rounding=how) for dtype in (E4M3, E5M2) for how in ROUNDINGS]
+        return [bits_of(result) for result in made]
+
+    return results
+
+
+@pytest.mark.parametrize("engine", ["torch", "compiled"])
+@pytest.mark.parametrize("rows", [2, 300])
+def test_subnormal_numbers_count_where_the_processor_is_told_to_flush_them(rows: int, engine: Engine) -> None:
+    results = near_subnormals(rows, engine)
+    plain, smallest = results(), torch.tensor(2.0**-126)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush subnormal numbers")
+    try:
+        with two_threads():
+            flushed = results()
+        assert float(smallest * 0.5) == 0.0
+    finally:
+        torch.set_flush_denormal(False)
+    assert all(map(torch.equal, plain, flushed))
 
 
 def test_an_error_on_a_thread_is_raised_and_the_number_of_threads_restored() -> None:
