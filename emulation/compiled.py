@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8ref.emulation.bits import FP32, FP64
-from fp8ref.emulation.compiled_cuda import promote_scaled_cuda, triton_is_here
+from fp8ref.emulation.compiled_cuda import promote_scaled_cuda, triton_obstacle
 from fp8ref.emulation.compiled_loops import (
     BLOCK,
     JOINED,
@@ -48,20 +48,27 @@ _ONE_THREAD = 1 << 20  # products, a fraction of a millisecond
 
 
 @cache
-def _numba_is_here() -> bool:
+def _numba_obstacle() -> Exception | None:
     try:
         compiled_run_steps()
         compiled_promote()
-    except ImportError:
-        return False
-    return True
+    except Exception as error:  # noqa: BLE001 - a package that is broken raises whatever its parts raise
+        return error
+    return None
 
 
-_COMPILERS: dict[str, tuple[Callable[[], bool], str, str]] = {
-    "cpu": (_numba_is_here, "numba", "fast"),
-    "cuda": (triton_is_here, "Triton", "kernels"),
+_COMPILERS: dict[str, tuple[Callable[[], Exception | None], str, str]] = {
+    "cpu": (_numba_obstacle, "numba", "fast"),
+    "cuda": (triton_obstacle, "Triton", "kernels"),
 }
-"""By type of device: whether its compiler is here, its name, and the extra that brings it."""
+"""By type of device: why its compiler cannot be used, its name, and the extra that brings it."""
+
+
+def _remedy(compiler: str, extra: str, obstacle: Exception) -> str:
+    if isinstance(obstacle, ModuleNotFoundError) and obstacle.name == compiler.lower():
+        return f"needs {compiler}: pip install 'fp8ref[{extra}]'"
+    reason = (str(obstacle).strip() or "no reason given").splitlines()[0]
+    return f"needs {compiler}, which cannot be imported here ({type(obstacle).__name__}: {reason}): repair it"
 
 
 def is_compiled(engine: Engine, device: torch.device) -> bool:
@@ -82,22 +89,22 @@ def is_compiled(engine: Engine, device: torch.device) -> bool:
         return False
     if device.type not in _COMPILERS:
         raise ValueError(f"engine: got 'compiled' for tensors on {device}; give 'torch', or move the tensors to a CPU")
-    is_here, compiler, extra = _COMPILERS[device.type]
-    if is_here():
+    obstacle_of, compiler, extra = _COMPILERS[device.type]
+    obstacle = obstacle_of()
+    if obstacle is None:
         return True
+    remedy = _remedy(compiler, extra, obstacle)
     if engine == "compiled":
-        raise ImportError(
-            f"engine: got 'compiled', which needs {compiler}: pip install 'fp8ref[{extra}]'; or give 'torch'"
-        )
-    _say_once(compiler, extra)
+        raise ImportError(f"engine: got 'compiled', which {remedy}; or give 'torch'") from obstacle
+    _say_once(remedy)
     return False
 
 
 @cache
-def _say_once(compiler: str, extra: str) -> None:
+def _say_once(remedy: str) -> None:
     warnings.warn(
-        f"fp8ref computes with its torch engine, several times slower than the compiled one, which needs {compiler}: "
-        f"pip install 'fp8ref[{extra}]', or give engine='torch' to agree",
+        f"fp8ref computes with its torch engine, several times slower than the compiled one, which {remedy}, or give "
+        "engine='torch' to agree",
         RuntimeWarning,
         stacklevel=2,
     )

@@ -25,17 +25,17 @@ _ELEMENTS = 1024
 
 
 @cache
-def triton_is_here() -> bool:
-    """Whether Triton can be imported.
+def triton_obstacle() -> Exception | None:
+    """Why Triton cannot be imported, None where it can.
 
-    >>> isinstance(triton_is_here(), bool)
+    >>> isinstance(triton_obstacle(), Exception | None)
     True
     """
     try:
         import triton  # noqa: F401 - whether it is there is the question
-    except ImportError:
-        return False
-    return True
+    except Exception as error:  # noqa: BLE001 - a package that is broken raises whatever its parts raise
+        return error
+    return None
 
 
 def promote_scaled_cuda(total: Tensor, chain: Tensor, left: Tensor, right: Tensor, *, joined: bool) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
+from pickle import UnpicklingError
 from typing import Any
 
 import numpy as np
@@ -67,9 +69,14 @@ def compile_loops(function: Callable[..., None], *helpers: Callable[..., object]
         # In line, so that LLVM sees that the slices which they are given need no reference counts, atomic ones.
         register_jitable(forceinline=True)(helper)
     try:
-        return njit(nogil=True, cache=True, error_model="numpy")(function)
+        compiled = njit(nogil=True, cache=True, error_model="numpy")(function)
     except RuntimeError:  # no folder that machine code can be kept in: every process compiles anew
         return njit(nogil=True, error_model="numpy")(function)
+    kept: Any = getattr(compiled, "_cache", None)
+    if hasattr(kept, "_guard_against_spurious_io_errors"):
+        # A full disk, or a file that was cut short by one, is no reason not to compile.
+        kept._guard_against_spurious_io_errors = lambda: suppress(OSError, EOFError, UnpicklingError)  # noqa: SLF001
+    return compiled
 
 
 @cache

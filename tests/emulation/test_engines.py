@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,9 +19,9 @@ import torch
 import fp8ref
 from fp8ref.emulation import chain, compiled
 from fp8ref.emulation.compiled import is_compiled
-from fp8ref.emulation.compiled_cuda import triton_is_here
+from fp8ref.emulation.compiled_cuda import triton_obstacle
 from fp8ref.emulation.compiled_loops import BLOCK, _decode, run_steps
-from fp8ref.emulation.compiled_numba import RunSteps, compiled_promote, compiled_run_steps
+from fp8ref.emulation.compiled_numba import RunSteps, compile_loops, compiled_promote, compiled_run_steps
 from fp8ref.emulation.decode import Span
 from reference.tensors import bits_of
 
@@ -27,7 +30,7 @@ E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 
 
 def clear_caches() -> None:
-    compiled._numba_is_here.cache_clear()
+    compiled._numba_obstacle.cache_clear()
     compiled._say_once.cache_clear()
     compiled_run_steps.cache_clear()
     compiled_promote.cache_clear()
@@ -108,6 +111,54 @@ def test_compiled_without_numba_says_what_to_install(unit: str) -> None:
         fp8ref.emulate_matmul(a, a.t(), torch.tensor(1.0), torch.tensor(1.0), unit=unit, engine="compiled")
 
 
+@pytest.mark.parametrize("raised", [ImportError, OSError, AttributeError])
+def test_a_broken_numba_is_named_with_its_reason(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one for another numpy is, or one without its libLLVM."""
+
+    def broken() -> RunSteps:
+        raise raised("made for another numpy")
+
+    clear_caches()
+    monkeypatch.setattr(compiled, "compiled_run_steps", broken)
+    reason = rf"numba, which cannot be imported here \({raised.__name__}: made for another numpy\): repair it"
+    try:
+        with pytest.warns(RuntimeWarning, match=f"torch engine.*{reason}"):
+            assert not is_compiled("auto", CPU)
+        with pytest.raises(ImportError, match=f"^engine: got 'compiled'.*{reason}"):
+            is_compiled("compiled", CPU)
+    finally:
+        clear_caches()
+
+
+def test_machine_code_that_cannot_be_written_or_read_is_compiled_anew(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A full disk, and files that one has cut short."""
+    from numba.core.caching import IndexDataCacheFile
+
+    (tmp_path / "a_loop.py").write_text("def double(x):\n    for i in range(len(x)):\n        x[i] *= 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def check() -> None:
+        x = np.ones(3)
+        compile_loops(importlib.import_module("a_loop").double)(x)
+        assert x.tolist() == [2.0, 2.0, 2.0]
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr(IndexDataCacheFile, "_save_data", refuse)
+        check()
+    check()
+    for kind in ("*.nbc", "*.nbi"):
+        kept = list(tmp_path.rglob(kind))
+        assert kept
+        for file in kept:
+            file.write_bytes(b"")
+        check()
+
+
 def test_what_compiles_for_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
     meta = torch.device("meta")
     for device in (CPU, CUDA):
@@ -118,7 +169,7 @@ def test_what_compiles_for_which_device(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(ValueError, match=r"^engine: got 'compiled' for tensors on meta; "):
         is_compiled("compiled", meta)
     monkeypatch.setitem(sys.modules, "triton", None)
-    triton_is_here.cache_clear()
+    triton_obstacle.cache_clear()
     compiled._say_once.cache_clear()
     try:
         with pytest.raises(
@@ -128,7 +179,7 @@ def test_what_compiles_for_which_device(monkeypatch: pytest.MonkeyPatch) -> None
         with pytest.warns(RuntimeWarning, match="needs Triton"):
             assert not is_compiled("auto", CUDA)
     finally:
-        triton_is_here.cache_clear()
+        triton_obstacle.cache_clear()
         compiled._say_once.cache_clear()
 
 
