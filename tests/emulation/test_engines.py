@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import importlib
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +18,7 @@ from fp8ref.emulation import chain, compiled
 from fp8ref.emulation.compiled import is_compiled
 from fp8ref.emulation.compiled_cuda import triton_obstacle
 from fp8ref.emulation.compiled_loops import BLOCK, _decode, run_steps
-from fp8ref.emulation.compiled_numba import RunSteps, compile_loops, compiled_promote, compiled_run_steps
+from fp8ref.emulation.compiled_numba import RunSteps, compiled_promote, compiled_run_steps
 from fp8ref.emulation.decode import Span
 from reference.tensors import bits_of
 
@@ -128,35 +125,6 @@ def test_a_broken_numba_is_named_with_its_reason(raised: type[Exception], monkey
             is_compiled("compiled", CPU)
     finally:
         clear_caches()
-
-
-def test_machine_code_that_cannot_be_written_or_read_is_compiled_anew(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """A full disk, and files that one has cut short."""
-    from numba.core.caching import IndexDataCacheFile
-
-    (tmp_path / "a_loop.py").write_text("def double(x):\n    for i in range(len(x)):\n        x[i] *= 2\n")
-    monkeypatch.syspath_prepend(tmp_path)
-
-    def check() -> None:
-        x = np.ones(3)
-        compile_loops(importlib.import_module("a_loop").double)(x)
-        assert x.tolist() == [2.0, 2.0, 2.0]
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(IndexDataCacheFile, "_save_data", refuse)
-        check()
-    check()
-    for kind in ("*.nbc", "*.nbi"):
-        kept = list(tmp_path.rglob(kind))
-        assert kept
-        for file in kept:
-            file.write_bytes(b"")
-        check()
 
 
 def test_what_compiles_for_which_device(monkeypatch: pytest.MonkeyPatch) -> None:
