@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import metadata, util
 
@@ -23,6 +24,9 @@ def main() -> None:
             return
         print(f'fp8ref: error: not installed: {", ".join(missing)}; run: pip install "fp8ref[report]"', file=sys.stderr)
         raise SystemExit(2)
+    if isinstance(sys.stdout, io.TextIOWrapper) and not sys.stdout.encoding.lower().startswith("utf"):
+        # A name that the locale's encoding lacks is no reason to lose a result.
+        sys.stdout.reconfigure(errors="backslashreplace")
     from fp8ref.commands import app
 
     app()

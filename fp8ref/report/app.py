@@ -72,10 +72,11 @@ def report(
             result = _measure(ranks, model, recipe, tokens, text, layers, lm_head, json, plot)
         if ranks.number:
             return
-        print_report(result, Console(), layers=layers)
+        # The files first: a pipe that closes early (| head) ends the process at the first line printed.
         for option, path, write in (("--json", json, write_json), ("--plot", plot, write_plot)):
             if path is not None:
                 _write(option, path, write, result)
+        print_report(result, Console(), layers=layers)
     except ReportError as error:
         where = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: " if is_shared() else ""
         typer.echo(f"fp8ref: error: {where}{error}", err=True)
@@ -131,7 +132,13 @@ def _measure(
 def _check_outputs(json: Path | None, plot: Path | None) -> None:
     """Refuse files that cannot be written."""
     for option, path in (("--json", json), ("--plot", plot)):
-        if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        if path is None:
+            continue
+        if path.is_dir() or not path.absolute().parent.is_dir():
             raise ReportError(f"{option}: cannot write {path}: it is a folder, or its folder does not exist")
+        if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise ReportError(f"{option}: cannot write {path}: no permission")
     if plot is not None:
+        if json is not None and json.absolute() == plot.absolute():
+            raise ReportError(f"--json, --plot: got {plot} for both; give two names")
         check_plot_path(plot)

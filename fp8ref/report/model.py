@@ -65,6 +65,8 @@ def find_model(path: Path) -> tuple[Path, str | None]:
     """
     if path.is_file() and path.suffix == ".gguf":
         return path.parent, path.name
+    if path.is_file():
+        raise ReportError(f"MODEL: {path} is a file, but no .gguf; give a model folder, or a GGUF file")
     if not path.is_dir():
         raise ReportError(
             f"MODEL: no such folder: {path}; give a model folder on this machine (nothing is downloaded by name)"
@@ -84,6 +86,8 @@ def _refuse_quantised(config: Path) -> None:
     """Refuse a checkpoint whose own quantisation would come on top of a recipe's."""
     try:
         content = json.loads(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ReportError(f"MODEL: cannot read {config}: {error.strerror}") from None
     except ValueError as error:
         raise ReportError(f"MODEL: {config} is not JSON: {error}") from None
     method = content.get("quantization_config") if isinstance(content, dict) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
@@ -32,13 +33,22 @@ def check_plot_path(path: Path) -> None:
     """Refuse a file name whose format cannot be drawn.
 
     Raises:
-        ReportError: the ending is not one of matplotlib's formats; the message lists them.
+        ReportError: the ending is not one of matplotlib's formats, which the message lists; or this one needs a program
+            that is not here, as .pgf needs LaTeX.
 
     >>> check_plot_path(Path("out.png"))
     """
-    known = FigureCanvasAgg(Figure()).get_supported_filetypes()
-    if path.suffix.lower().removeprefix(".") not in known:
+    figure, ending = Figure(figsize=(1.0, 1.0)), path.suffix.lower().removeprefix(".")
+    known = FigureCanvasAgg(figure).get_supported_filetypes()
+    if ending not in known:
         raise ReportError(f"--plot: cannot draw {path}; end its name in one of: {', '.join(sorted(known))}")
+    figure.suptitle("a word")
+    try:
+        figure.savefig(io.BytesIO(), format=ending)
+    except Exception as error:  # noqa: BLE001 - what is missing decides which
+        raise ReportError(
+            f"--plot: cannot draw {path}: {str(error).splitlines()[0]}; or end its name in .png"
+        ) from None
 
 
 def write_plot(report: Report, path: Path) -> None:
@@ -46,7 +56,9 @@ def write_plot(report: Report, path: Path) -> None:
     groups = _groups(report)
     top = 1.3 + 0.3 * len(report.recipes)
     figure = Figure(figsize=(11.0, top + 4.2), layout="constrained")
-    figure.suptitle(f"{report.model or 'model'}: what FP8 costs, on {len(report.fp32_nll)} predicted tokens")
+    figure.suptitle(
+        f"{report.model or 'model'}: what FP8 costs, on {len(report.fp32_nll)} predicted tokens", parse_math=False
+    )
     upper, lower = figure.subfigures(2, 1, height_ratios=[top, 3.9], squeeze=False)[:, 0]
     left, right = upper.subplots(1, 2, sharey=True)
     _draw_predictions(left, report)

@@ -208,7 +208,7 @@ def _life(number: int) -> str:
 
 def is_shared() -> bool:
     """Whether ``torchrun``, or a launcher that sets its variables, started this process beside others."""
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    return "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The report as tables on a terminal, each within 80 columns."""
+"""The report as tables on a terminal, within 80 columns unless the names of layers are longer."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fp8ref.report.results import Estimate, RecipeResult, Report, perplexity
+
+_WIDTH = 1000
+"""Columns that a table may have."""
 
 _FOOTER = """\
 nats/token lost: negative log-likelihood less that of fp32 on the same tokens; +- is a 95 % interval as if tokens \
@@ -37,10 +40,14 @@ def print_report(report: Report, console: Console, *, layers: int) -> None:
     console.print(f"model   {report.model}", highlight=False, markup=False)
     console.print(f"text    {report.text}, first {report.tokens} tokens", highlight=False, markup=False)
     console.print(f"fp32    perplexity {report.fp32_perplexity:.3f} (95 % {low:.1f} to {high:.1f})", highlight=False)
-    console.print(_model_table(report))
-    console.print(_layer_table(report))
+    tables = [_model_table(report), _layer_table(report)]
     if layers:
-        console.print(_worst_table(report, layers))
+        tables.append(_worst_table(report, layers))
+    width = console.width
+    console.width = _WIDTH  # or rich would cut names and figures to the width of the terminal, or to 80 without one
+    for table in tables:
+        console.print(table)
+    console.width = width
     for line in (*_FOOTER.splitlines(), *_not_converted(report)):
         console.print(line, style="dim", highlight=False, markup=False)
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -12,6 +16,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from fp8ref.cli import main
 from fp8ref.commands import app
 from fp8ref.report.recipes import RECIPES
 from tiny_models import save_llama
@@ -88,6 +93,8 @@ ERRORS = [
     (["{llama}", "--json", "{tmp}/absent/out.json"], "--json: cannot write {tmp}/absent/out.json"),
     (["{llama}", "--plot", "{tmp}"], "--plot: cannot write {tmp}: it is a folder"),
     (["{llama}", "--plot", "{tmp}/out.txt"], "--plot: cannot draw {tmp}/out.txt; end its name in one of: "),
+    (["{llama}", "--plot", "{tmp}/out.svg", "--json", "{tmp}/out.svg"], "--json, --plot: got {tmp}/out.svg for both"),
+    (["{text}"], "MODEL: {text} is a file, but no .gguf; give a model folder, or a GGUF file"),
     (["{tmp}/quantised"], "MODEL: {tmp}/quantised is already quantised (quant_method: fp8)"),
     (["{tmp}/broken"], "MODEL: {tmp}/broken/config.json is not JSON"),
     (["{tmp}/unknown"], "MODEL: transformers cannot load {tmp}/unknown: "),
@@ -114,6 +121,65 @@ def test_user_errors_are_one_line_and_exit_2(
     lines = [line for line in result.stderr.splitlines() if line.strip() != "loading the model" and line]
     assert len(lines) == 1, result.stderr
     assert lines[0].startswith(f"fp8ref: error: {message.format(**names)}")
+
+
+def test_a_picture_that_needs_what_is_not_here_is_refused_before_the_work(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import rcParams
+
+    monkeypatch.setitem(rcParams, "pgf.texsystem", "pdflatex")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    result = call("report", llama, "--tokens", "8", "--plot", tmp_path / "out.pgf")
+    assert result.exit_code == 2
+    assert re.fullmatch(r"fp8ref: error: --plot: cannot draw .*out\.pgf: 'pdflatex' not found.*\n", result.stderr)
+
+
+@pytest.mark.parametrize("option", ["--json", "--plot"])
+def test_a_folder_that_may_not_be_written_is_refused_before_the_work(
+    option: str, llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, _mode: path != tmp_path)  # root, which may all, runs this too
+    result = call("report", llama, "--tokens", "8", option, tmp_path / "out.png")
+    assert result.exit_code == 2
+    assert result.stderr == f"fp8ref: error: {option}: cannot write {tmp_path / 'out.png'}: no permission\n"
+
+
+def test_no_name_or_figure_is_cut_and_none_ends_the_report(
+    llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A narrow terminal, a locale without most characters, and a name that matplotlib could take for a formula."""
+    folder, plot = tmp_path / "mö$^$del", tmp_path / "out.png"
+    shutil.copytree(llama, folder)
+    arguments = ["report", folder, "--text", text, "--tokens", "8", "--recipe", "row-exact", "--plot", plot]
+    written = io.BytesIO()
+    monkeypatch.setenv("COLUMNS", "30")
+    monkeypatch.setattr(sys, "argv", ["fp8ref", *map(str, arguments)])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="ascii", write_through=True))
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = written.getvalue().decode("ascii")
+    assert not ended.value.code
+    assert shown.startswith("model   m\\xf6$^$del\n")
+    assert "\\u2026" not in shown  # an ellipsis
+    assert re.search(r"model\.layers\.[01]\.(mlp|self_attn)\.\w+_proj +\|", shown)
+    assert plot.stat().st_size
+
+
+def test_output_that_nobody_reads_loses_no_file(
+    llama: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in ``fp8ref report --json out.json | head``."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr("fp8ref.report.app.print_report", closed)
+    result = call(
+        "report", llama, "--text", text, "--tokens", "8", "--recipe", "row-exact", "--json", tmp_path / "out.json"
+    )
+    assert result.exit_code == 1
+    assert json.loads((tmp_path / "out.json").read_text())["tokens"] == 8
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(llama: Path, tmp_path: Path) -> None:

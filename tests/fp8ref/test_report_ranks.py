@@ -147,3 +147,15 @@ def test_one_process_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_shared()
     with joined() as ranks:
         assert isinstance(ranks, Alone)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("WORLD_SIZE", "two"), ("RANK", "first")])
+def test_variables_that_are_no_numbers_are_an_error_and_no_traceback(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, text in {**usual, variable: value}.items():
+        monkeypatch.setenv(name, text)
+    found = CliRunner().invoke(app, ["report", "/absent"])
+    assert found.exit_code == 2
+    assert f"the ranks did not find each other: invalid literal for int() with base 10: '{value}'" in found.stderr
