@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from matplotlib.axes import Axes
@@ -36,7 +38,7 @@ def draw_number_line(
 
     Raises:
         TypeError: not an FP8 dtype.
-        ValueError: an interval that is below zero or holds no value.
+        ValueError: an interval that is below zero, has no end or holds no value.
 
     >>> from matplotlib.figure import Figure
     >>> draw_number_line(torch.float8_e4m3fn, Figure().subplots(), high=1.0).get_title()
@@ -44,8 +46,8 @@ def draw_number_line(
     """
     fmt = format_of(dtype)
     top = fmt.max if high is None else high
-    if not 0.0 <= low < top:
-        raise ValueError(f"low, high: got {low} and {top}; give 0 <= low < high")
+    if not 0.0 <= low < top < math.inf:
+        raise ValueError(f"low, high: got {low} and {top}; give finite bounds with 0 <= low < high")
     zero = [] if log else [0.0]
     inside = [value for value in zero + positive_values(fmt) if low <= value <= top]
     if not inside:
@@ -88,7 +90,7 @@ def draw_rounding_error(
 
     Raises:
         TypeError: not an FP8 dtype.
-        ValueError: no dtype, or bounds that are not 0 < low < high.
+        ValueError: no dtype, no points, or bounds that are not finite with 0 < low < high.
 
     >>> from matplotlib.figure import Figure
     >>> axes = draw_rounding_error(torch.float8_e4m3fn, axes=Figure().subplots(), low=1.0, high=2.0)
@@ -97,8 +99,10 @@ def draw_rounding_error(
     """
     if not dtypes:
         raise ValueError("dtypes: got none; give at least one FP8 dtype")
-    if not 0.0 < low < high:
-        raise ValueError(f"low, high: got {low} and {high}; give 0 < low < high")
+    if not 0.0 < low < high < math.inf:
+        raise ValueError(f"low, high: got {low} and {high}; give finite bounds with 0 < low < high")
+    if points < 1:
+        raise ValueError(f"points: got {points}; give 1 or more")
     axes = axes_or_current(axes)
     octaves = np.arange(np.floor(np.log2(low)), np.ceil(np.log2(high)))
     inside = 1.0 + np.arange(points) / points

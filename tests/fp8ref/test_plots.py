@@ -104,6 +104,18 @@ def test_an_interval_without_values_is_refused(low: float, high: float, axes: Ax
         plots.draw_number_line(E4M3, axes, low=low, high=high)
 
 
+@pytest.mark.parametrize(("argument", "value"), [("points", 0), ("low", 0.0), ("high", math.inf), ("high", math.nan)])
+def test_rounding_errors_of_nothing_are_refused_by_name(axes: Axes, argument: str, value: float) -> None:
+    with pytest.raises(ValueError, match=argument):
+        plots.draw_rounding_error(E4M3, axes=axes, **{argument: value})  # type: ignore[arg-type]
+    assert not axes.lines
+
+
+def test_a_number_line_without_end_is_refused(axes: Axes) -> None:
+    with pytest.raises(ValueError, match="low, high"):
+        plots.draw_number_line(E4M3, axes, high=math.inf, log=True)
+
+
 def test_the_rounding_error_is_that_of_the_format(axes: Axes) -> None:
     plots.draw_rounding_error(E4M3, E5M2, axes=axes, low=1.0, high=64.0)
     for line, mantissa_bits in zip(axes.lines, (3, 2), strict=True):
