@@ -19,7 +19,7 @@ from fp8ref.testing.within import model_of
 
 _FP32 = FLOATS[torch.float32]
 _EDGES = (
-    (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65),
+    (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129),
     (1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129),
     (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 159, 255, 256, 257, 383, 385),
 )
@@ -70,7 +70,9 @@ def tails(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     sizes = []
     for edges, multiple, low, high in zip(_EDGES, of.multiple_of, of.smallest, of.largest, strict=True):
         fitting = {-(-edge // multiple) * multiple for edge in edges}
-        sizes.append(draw(st.sampled_from(sorted(size for size in fitting if low <= size <= high) or [low])))
+        found = sorted(size for size in fitting if low <= size <= high) or [low]
+        # The last ones twice as often: a second large block is where most can go wrong.
+        sizes.append(draw(st.sampled_from(found) | st.sampled_from(found[-4:])))
     m, n, k = sizes
     return draw(drawn(subject, tame=True, shape=(m, n, k)))
 
@@ -112,7 +114,14 @@ def _widest(subject: Subject) -> tuple[torch.dtype, ...]:
 @st.composite
 def scale_order(draw: st.DrawFn, subject: Subject) -> MatmulCase:
     """Scales whose products round: another order, or one in the place of another, shows in the last bits."""
-    case = draw(drawn(subject, tame=True, bias_dtypes=_without_bias(subject), out_dtypes=_widest(subject)))
+    of = subject.supports
+    pair = draw(st.sampled_from(of.scalings))
+    beyond = [-(-129 // multiple) * multiple for multiple in of.multiple_of]
+    # More than one block of 128 rows, where that is how they are scaled.
+    several = [pair[i] == "128x128" and beyond[i] <= of.largest[i] for i in range(2)]
+    smallest = (*(max(of.smallest[i], beyond[i]) if several[i] else of.smallest[i] for i in range(2)), of.smallest[2])
+    changed: dict[str, Any] = {"scalings": (pair,), "smallest": smallest}
+    case = draw(drawn(subject, tame=True, bias_dtypes=_without_bias(subject), out_dtypes=_widest(subject), **changed))
     a, b = (replace(fill, palette=_NEAR_ONE, zeros=0.0) for fill in (case.a, case.b))
     many = float_fills(torch.float32, wild=False, most=8)
     return replace(case, a=a, b=b, scale_a=draw(many), scale_b=draw(many))
@@ -155,12 +164,21 @@ def overflow(draw: st.DrawFn, subject: Subject) -> MatmulCase:
 
 @st.composite
 def subnormals(draw: st.DrawFn, subject: Subject) -> MatmulCase:
-    """Subnormal operands, some with scales that take the results among the subnormals of the output."""
-    case = draw(drawn(subject, tame=True, bias_dtypes=_without_bias(subject)))
+    """Subnormal operands, results among the subnormals of the output, or a product of scales among those of fp32."""
+    kind = draw(st.sampled_from(("operands", "results", "scales")))
+    changed: dict[str, Any] = {"bias_dtypes": _without_bias(subject)}
+    if kind == "scales":
+        joined = tuple(pair for pair in subject.supports.scalings if pair != ("row", "row"))
+        changed |= {"out_dtypes": _widest(subject), "scalings": joined or subject.supports.scalings}
+    case = draw(drawn(subject, tame=True, **changed))
+    if kind == "scales":
+        # The operands are large, so that the results are none and only the scales can be flushed.
+        a, b = (replace(fill, palette=(fill.format.largest, fill.format.one), zeros=0.0) for fill in (case.a, case.b))
+        return replace(_with_scales_of(case, _FP32.e_min - draw(st.integers(2, 12))), a=a, b=b)
     case = replace(case, a=replace(case.a, palette="subnormal"), b=replace(case.b, palette="subnormal"))
     operands = case.a.format.e_min + case.b.format.e_min
     down = FLOATS[case.out_dtype].e_min - operands + draw(st.integers(-6, 3))
-    return _with_scales_of(case, down) if draw(st.booleans()) else case
+    return _with_scales_of(case, down) if kind == "results" else case
 
 
 @st.composite

@@ -22,7 +22,7 @@ from fp8ref.testing.fills import Fill, boundary_codes, integer_codes, named_pale
 from fp8ref.testing.floats import FLOATS, FloatFormat, float_of
 from fp8ref.testing.supports import Supports
 
-ROWS = (1, 2, 3, 5, 7, 8, 13, 15, 16, 17)
+ROWS = (1, 2, 3, 5, 7, 8, 13, 15, 16, 17, 33, 65, 129)
 COLUMNS = (1, 2, 3, 5, 7, 13, 16, 17, 31, 32, 37, 63, 64, 65, 127, 128, 129, 131)
 SHORT_K = (0, 1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 127, 128, 129)
 LONG_K = (160, 255, 256, 257, 300, 384, 385, 513, 640)
@@ -195,7 +195,7 @@ def _sizes(edges: tuple[int, ...], low: int, high: int, multiple: int) -> st.Sea
 
 @st.composite
 def shapes(draw: st.DrawFn, supports: Supports = _ANY) -> tuple[int, int, int]:
-    """M mostly below 16, odd and prime N around one block of 128, K around every boundary."""
+    """M below 16 and beyond a block, odd and prime N around one block of 128, K around every boundary."""
     edges = (ROWS, COLUMNS, SHORT_K + LONG_K)
     limits = zip(edges, supports.smallest, supports.largest, supports.multiple_of, strict=True)
     m, n, k = (draw(_sizes(*limit)) for limit in limits)

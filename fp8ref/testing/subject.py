@@ -53,7 +53,8 @@ class Subject:
                 f"the kernel returned {got[1]} {got[0]} on {got[2]}, expected {case.out_dtype} {shape} on "
                 f"{self.device.type}"
             )
-        return result.detach().cpu()
+        # A copy, for a kernel may write its next result to the same memory.
+        return result.detach().to("cpu", copy=True)
 
     def _into_poison(self, made: Operands, options: dict[str, Any], shape: list[int], poison: int) -> Tensor:
         """Give the kernel an ``out`` full of one byte, between guard bands that must not change."""

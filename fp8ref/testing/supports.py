@@ -60,7 +60,7 @@ class Supports:
     specials: bool = True
     multiple_of: _Sizes = (1, 1, 1)
     smallest: _Sizes = (1, 1, 1)
-    largest: _Sizes = (17, 131, 640)
+    largest: _Sizes = (130, 131, 640)
 
     def __post_init__(self) -> None:
         """Check every field; round the sizes to the multiples."""

@@ -150,6 +150,59 @@ def test_a_kernel_that_changes_its_mind_is_seen() -> None:
     assert "(not on every run: the same case also passed)" in found.failure
 
 
+def shifted_rows(tile: int) -> Callable[..., Tensor]:
+    def kernel(*operands: Any, **options: Any) -> Tensor:
+        y = fp8ref.emulate_matmul(*operands, **options)
+        return torch.cat([y[:tile], y[: max(0, len(y) - tile)]])
+
+    return kernel
+
+
+def last_scales_from_before(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, **options: Any) -> Tensor:
+    if options.get("scaling", ("", ""))[0] == "128x128" and len(scale_a) > 1:
+        scale_a = torch.cat([scale_a[:-1], scale_a[-2:-1]])
+    return fp8ref.emulate_matmul(a, b, scale_a, scale_b, **options)
+
+
+def flushed_scales(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, **options: Any) -> Tensor:
+    tiny = torch.finfo(torch.float32).smallest_normal
+    if scale_a.numel() == scale_b.numel() == 1 and abs(scale_a.double().item() * scale_b.double().item()) < tiny:
+        scale_a = torch.zeros_like(scale_a)
+    return fp8ref.emulate_matmul(a, b, scale_a, scale_b, **options)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "which"),
+    [
+        (shifted_rows(32), "tails"),
+        (shifted_rows(64), "tails"),
+        (shifted_rows(128), "tails"),
+        (last_scales_from_before, "scale order"),
+        (flushed_scales, "subnormals"),
+    ],
+    ids=["rows beyond 32", "rows beyond 64", "rows beyond 128", "second block of rows", "product of scales flushed"],
+)
+def test_faults_beyond_one_tile_and_in_small_scales_are_seen(kernel: Callable[..., Tensor], which: str) -> None:
+    (found,) = failure(kernel, properties=[which], examples=100, shrink=False).findings
+    assert "elements differ" in found.failure
+
+
+def test_a_result_that_the_next_call_overwrites_is_compared_as_it_was() -> None:
+    """Without a copy, two runs of a kernel with one buffer would be the same tensor, whatever they gave."""
+    memory = torch.empty(1 << 20, dtype=torch.uint8)
+    calls: list[None] = []
+
+    def kernel(*operands: Any, **options: Any) -> Tensor:
+        calls.append(None)
+        y = fp8ref.emulate_matmul(*operands, **options)
+        result = memory[: y.nbytes].view(y.dtype).view(y.shape)
+        result.copy_(y).view(torch.uint8)[:1, :1] ^= len(calls) % 2
+        return result
+
+    (found,) = failure(kernel, properties=["repeated runs"]).findings
+    assert "run 2 of the same call gives other bits than run 1" in found.failure
+
+
 def keeps(*operands: Tensor, out: Tensor, **options: Any) -> Tensor:
     y = fp8ref.emulate_matmul(*operands, **options)
     out.view(-1)[1:].copy_(y.view(-1)[1:])
