@@ -226,6 +226,8 @@ def _wide_sums(masks: Masks, places: Places, fraction_bits: int | None, out: tor
                     a, b, c = (step[0] for step in places.steps[:3])
                     yield {a: (x, y), b: low}
                     yield {a: (x, y), b: low, c: (-x, y)}
+                    # The next step would take c's exponent, and cut it as B does: only the last one shows B.
+                    yield {a: low, final[0]: (x, y)}
 
 
 def _ties(masks: Masks, places: Places, fraction_bits: int | None, out: torch.dtype, lift: int) -> Iterable[Trial]:

@@ -86,7 +86,21 @@ class Subject:
             raise ProbeError(
                 f"the callable returned {got} for a {list(a.shape)} and b {list(b.shape)}; expected [M, N]"
             )
-        return out.detach()
+        # A copy, for the callable may write its next result to the same memory.
+        return out.detach().clone()
+
+    def multiply_untouched(self, a: Tensor, b: Tensor) -> Tensor:
+        """As :meth:`multiply`.
+
+        Raises:
+            ProbeError: also where the operands are not afterwards what they were.
+        """
+        before = [t.clone().view(torch.uint8) for t in (a, b.t())]
+        out = self.multiply(a, b)
+        for argument, was, now in zip("ab", before, (a, b.t()), strict=True):
+            if not torch.equal(was, now.view(torch.uint8)):
+                raise ProbeError(f"the callable changes its operand {argument}: wrap it so that it works on a copy")
+        return out
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Operands in the subject's formats from exact values: x [M, K], y [N, K]; b comes out column-major."""
@@ -178,3 +192,18 @@ def factors(exponent: int, significand: float, left: Range, right: Range) -> tup
     if not (left.lowest <= one <= left.high and right.lowest <= other <= right.high):
         raise ValueError(f"no product of {significand} * 2**{exponent} in these formats")
     return significand * 2.0**one, 2.0**other
+
+
+def check_subject(matmul: object, dtypes: object, device: str) -> None:
+    """Raise unless these can be asked: a callable, two formats, a device that is here."""
+    if not callable(matmul):
+        raise TypeError(f"matmul: got {type(matmul).__name__}; give a callable matmul(a, b)")
+    if not isinstance(dtypes, tuple) or len(dtypes) != 2:
+        raise ValueError(f"dtypes: got {dtypes!r}; give two, those of a and of b")
+    for dtype in dtypes:
+        range_of(dtype)
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"device: got {device!r}, but {reason}; give one that torch has here, such as cpu") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -64,12 +65,14 @@ def resolve(name: str, scaling: tuple[Scaling, Scaling] | None, *, fast: bool, o
         raise ProbeError(f"target: got {name!r}; give module:function, or {KNOWN}")
     if fast or out_dtype is not None:
         raise ProbeError(f"--fast, --out-dtype: they are for {KNOWN}; give the target {name!r} without them")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a console script does not look where it is started, python -m does
     try:
         found = importlib.import_module(module)
         for part in function.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ProbeError(f"target: cannot load {name!r}: {error}") from error
+    except Exception as error:
+        raise ProbeError(f"target: cannot load {name!r}: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ProbeError(f"target: {name!r} is {type(found).__name__}; give a callable matmul(a, b)")
     return Target(name, found, scaling)

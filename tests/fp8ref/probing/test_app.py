@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ number = 3
 @pytest.fixture(autouse=True)
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "someones_kernels.py").write_text(SOURCE)
+    (tmp_path / "breaks_when_loaded.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -44,6 +47,18 @@ def test_a_function_by_its_name(tmp_path: Path) -> None:
     assert all({"name", "value", "text", "evidence"} == set(finding) for finding in found["findings"])
 
 
+def test_a_module_of_the_folder_it_is_started_in(tmp_path: Path) -> None:
+    """By the console script, whose search path has its own folder and not that one."""
+    (tmp_path / "kernel_beside.py").write_text(SOURCE)
+    script = Path(sys.executable).with_name("fp8ref")
+    sizes = ("--m", "16", "--n", "16", "--k", "64", "--elements", "256")
+    done = subprocess.run(
+        [script, "probe", "kernel_beside:matmul", *sizes], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "equal on 256 elements" in done.stdout
+
+
 def test_torchs_scaled_product() -> None:
     sizes = ("--m", "16", "--n", "16", "--k", "64", "--elements", "256")
     code, output = run("torch._scaled_mm", "--fast", "--out-dtype", "bf16", *sizes)
@@ -57,6 +72,8 @@ def test_torchs_scaled_product() -> None:
     [
         (("nothing",), "target: got 'nothing'; give module:function"),
         (("no_such_module:f",), "cannot load 'no_such_module:f'"),
+        (("breaks_when_loaded:f",), "cannot load 'breaks_when_loaded:f': ZeroDivisionError"),
+        (("someones_kernels:matmul", "--device", "nonsense"), "device: got 'nonsense'"),
         (("someones_kernels:missing",), "cannot load 'someones_kernels:missing'"),
         (("someones_kernels:number",), "is int; give a callable"),
         (("someones_kernels:matmul", "--fast"), "--fast, --out-dtype: they are for torch._scaled_mm"),

@@ -72,6 +72,43 @@ def test_units_nobody_has_seen_are_found(unit: TensorCoreUnit, fast: bool) -> No
     assert report["fraction bits"] == unit.fraction_bits
 
 
+@pytest.mark.parametrize(
+    "order", [(0,), (3, 6, 1, 5, 7, 0, 4, 2), tuple(range(7, -1, -1))], ids=["in order", "mixed", "reversed"]
+)
+@pytest.mark.parametrize(("fraction", "significant"), [(13, 14), (10, 8), (16, 15)])
+def test_one_product_at_a_time_with_truncation(order: tuple[int, ...], fraction: int, significant: int) -> None:
+    """B shows in the last step of a chain alone: the next one aligns to c, and cuts as much of it as B does."""
+    unit = TensorCoreUnit("serial", 1, fraction, significant, order, "alignment", "made up")
+    report = probe(summed(unit, True), k=128, elements=FEW)
+    assert report.equal, str(report)
+    assert (report["products per step"], report["significant bits"]) == (1, significant)
+
+
+def test_a_result_that_the_next_call_overwrites_is_read_in_time() -> None:
+    memory = torch.empty(64, 64)
+    report = probe(lambda a, b: memory.copy_(accumulate(a, b, use_fast_accum=True)), k=128, elements=FEW)
+    assert report.known_as == "sm90"
+    calls: list[None] = []
+
+    def other_each_time(a: Tensor, b: Tensor) -> Tensor:
+        calls.append(None)
+        return memory.copy_(accumulate(a, b)).mul_(1 + len(calls) // 3)
+
+    with pytest.raises(ProbeError, match="not deterministic"):
+        probe(other_each_time, k=128)
+
+
+@pytest.mark.parametrize("which", ["a", "b"])
+def test_a_callable_that_changes_its_operands_is_refused(which: str) -> None:
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        out = accumulate(a, b)
+        {"a": a, "b": b}[which].view(torch.uint8)[-1, -1] ^= 1
+        return out
+
+    with pytest.raises(ProbeError, match=f"changes its operand {which}"):
+        probe(product, k=128)
+
+
 @pytest.mark.slow
 def test_a_unit_that_keeps_almost_everything_is_found_with_fewer_small_products() -> None:
     unit = TensorCoreUnit("wide", 32, 30, 24, tuple(range(32)), "alignment", "made up")
@@ -185,6 +222,8 @@ def test_what_is_no_product_is_refused(subject: Callable[[Tensor, Tensor], Tenso
     [
         ({"k": 32}, "k: got 32"),
         ({"m": 0}, "m: got 0"),
+        ({"device": "nonsense"}, "device: got 'nonsense'"),
+        ({"dtypes": (torch.float8_e4m3fn,)}, "dtypes: got"),
         ({"scaling": ("row", "tensor")}, "scaling: got"),
         ({"bias": True}, "bias: got True"),
         ({"elements": True}, "elements: got True"),
