@@ -1,4 +1,4 @@
-"""The commands of ``fp8ref``, each defined beside what it runs; needs the extra ``report``."""
+"""The commands of ``fp8ref``, each defined beside what it runs, and needing what ``fp8ref.cli`` says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``fp8ref inspect`` on the command line; needs the extra ``report``."""
+"""``fp8ref inspect`` on the command line; needs the extra ``checkpoints``."""
 
 from __future__ import annotations
 

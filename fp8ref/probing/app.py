@@ -1,4 +1,4 @@
-"""``fp8ref probe`` on the command line; needs the extra ``report``."""
+"""``fp8ref probe`` on the command line; needs the extra ``testing``."""
 
 from __future__ import annotations
 

@@ -14,7 +14,6 @@ from rich.console import Console
 from fp8ref.report.errors import ReportError
 from fp8ref.report.jsonfile import write_json
 from fp8ref.report.model import first_tokens, load_model, read_text
-from fp8ref.report.plot import check_plot_path, write_plot
 from fp8ref.report.progress import Bars
 from fp8ref.report.ranks import Ranks, is_shared, joined
 from fp8ref.report.recipes import DEFAULT_RECIPES, RECIPES, select_recipes
@@ -73,9 +72,12 @@ def report(
         if ranks.number:
             return
         # The files first: a pipe that closes early (| head) ends the process at the first line printed.
-        for option, path, write in (("--json", json, write_json), ("--plot", plot, write_plot)):
-            if path is not None:
-                _write(option, path, write, result)
+        if json is not None:
+            _write("--json", json, write_json, result)
+        if plot is not None:
+            from fp8ref.report.plot import write_plot
+
+            _write("--plot", plot, write_plot, result)
         print_report(result, Console(), layers=layers)
     except ReportError as error:
         where = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: " if is_shared() else ""
@@ -141,4 +143,6 @@ def _check_outputs(json: Path | None, plot: Path | None) -> None:
     if plot is not None:
         if json is not None and json.absolute() == plot.absolute():
             raise ReportError(f"--json, --plot: got {plot} for both; give two names")
+        from fp8ref.report.plot import check_plot_path  # here, for matplotlib is for this command alone
+
         check_plot_path(plot)

@@ -208,17 +208,31 @@ def test_version() -> None:
     assert call("--version").stdout == f"fp8ref {metadata.version('fp8ref')}\n"
 
 
-WITHOUT_RICH = "import sys; sys.modules['rich'] = None; from fp8ref.cli import main; main()"
+def run_without(modules: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process where importing these modules fails as if they were not installed."""
+    hide = f"import sys; sys.modules.update(dict.fromkeys({modules.split()})); from fp8ref.cli import main; main()"
+    return python(hide, *arguments)
 
 
-def test_a_missing_extra_says_what_to_install() -> None:
-    done = python(WITHOUT_RICH, "report")
+@pytest.mark.parametrize(
+    ("command", "extra"), [("report", "report"), ("inspect", "checkpoints"), ("probe", "testing"), ("--help", "report")]
+)
+def test_a_missing_extra_says_what_to_install(command: str, extra: str) -> None:
+    done = run_without("rich", command)
     assert done.returncode == 2
-    assert done.stderr == 'fp8ref: error: not installed: rich; run: pip install "fp8ref[report]"\n'
+    assert done.stderr == f'fp8ref: error: not installed: rich; run: pip install "fp8ref[{extra}]"\n'
+
+
+def test_a_command_needs_nothing_of_the_others(llama: Path) -> None:
+    others = "transformers accelerate gguf matplotlib hypothesis pytest"
+    assert run_without(others, "inspect", str(llama), "--fast").stdout.startswith(f"folder  {llama}")
+    assert run_without(f"{others} safetensors", "probe", "nothing:here").stderr.startswith("fp8ref: error: target: ")
+    assert "inspect" in run_without(f"{others} safetensors", "--help").stdout
+    assert "not installed: transformers, accelerate, gguf, matplotlib;" in run_without(others, "report").stderr
 
 
 def test_the_version_needs_no_extra() -> None:
-    done = python(WITHOUT_RICH, "--version")
+    done = run_without("rich", "--version")
     assert (done.returncode, done.stdout) == (0, f"fp8ref {metadata.version('fp8ref')}\n")
 
 
