@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
@@ -54,6 +55,52 @@ class Calibration(Mapping[str, float]):
     def __len__(self) -> int:
         """Return how many layers have a scale."""
         return len(self.scales)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle it, for which ``scales`` has to be a dict on the way."""
+        return _restored, (dict(self.scales), self.dtype, self.observer, self.batches, self.unreached)
+
+
+def _restored(scales: dict[str, float], *rest: Any) -> Calibration:
+    return Calibration(MappingProxyType(scales), *rest)
+
+
+def static_scales(chosen: Sequence[Found], recipe: Recipe, calibration: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the input scales of a static recipe by the layers' first names, and none of a dynamic one.
+
+    Raises:
+        TypeError, ValueError: there is no calibration, or one too many; it is for another dtype, has no scale for a
+            layer, or one that fp32 does not hold as a finite value above zero.
+
+    >>> static_scales([Found(("a", "b"), nn.Linear(2, 2), None)], recipe_of("row-static"), {"b": 0.5})
+    {'a': 0.5}
+    """
+    if recipe.dynamic:
+        if calibration is not None:
+            raise ValueError("calibration: got one for a dynamic recipe; leave it out, or give one with dynamic=False")
+        return {}
+    if not isinstance(calibration, Mapping):
+        raise TypeError(
+            f"calibration: got {type(calibration).__name__}; a static recipe needs what fp8ref.calibrate returned"
+        )
+    if isinstance(calibration, Calibration) and calibration.dtype != recipe.activation_dtype:
+        raise ValueError(
+            f"calibration: got scales for {calibration.dtype}, but the recipe's activations are "
+            f"{recipe.activation_dtype}; calibrate with this recipe"
+        )
+    scales: dict[str, float] = {}
+    for found in chosen:
+        given = [calibration[name] for name in found.names if name in calibration]
+        if not given:
+            raise ValueError(
+                f"calibration: it has no scale for {found.name}; give batches that reach the layer, or skip it"
+            )
+        if not isinstance(given[0], float) or not 0.0 < torch.tensor(given[0], dtype=torch.float32).item() < math.inf:
+            raise ValueError(
+                f"calibration: got {given[0]!r} for {found.name}; give a float that is finite and above zero in fp32"
+            )
+        scales[found.name] = given[0]
+    return scales
 
 
 class _Absmax:
@@ -137,6 +184,10 @@ def calibrate(
     >>> calibrate(model, [torch.tensor([[1.0, 448.0]]), torch.tensor([[-896.0, 0.0]])], "row-static")["0"]
     2.0
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model: got {type(model).__name__}; give a torch.nn.Module")
+    if isinstance(batches, Tensor | Mapping | str) or not isinstance(batches, Iterable):
+        raise TypeError(f"batches: got {type(batches).__name__}; give a list or another iterable of batches")
     recipe = recipe_of(recipe)
     if recipe.dynamic:
         raise ValueError("recipe: got a dynamic one, which needs no calibration; give one with dynamic=False")

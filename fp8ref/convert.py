@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from fp8ref.calibration import Calibration
+from fp8ref.calibration import static_scales
 from fp8ref.conversion import ConversionReport, LayerConversion
 from fp8ref.emulation.checks import check_bool
 from fp8ref.kernels.activations import Backend, checked_backend
@@ -85,14 +85,12 @@ def convert_(
     check_matches(layers, only or (), "only")
     reasons = [_reason(found, skip, only, tied) for found in layers]
     chosen = [found for found, reason in zip(layers, reasons, strict=True) if reason is None]
-    scales = _checked(chosen, layers, reasons, recipe, calibration)
+    _check_chosen(chosen, layers, reasons)
+    scales = static_scales(chosen, recipe, calibration)
     options: dict[str, Any] = {
         "backend": checked_backend(backend), "batch_invariant": batch_invariant, "keep_weight": keep_weight,
     }  # fmt: skip
-    made = {
-        found.module: Fp8Linear.from_linear(found.module, recipe, input_scale=scales.get(found.name), **options)
-        for found in chosen
-    }
+    made = {found.module: _made(found, recipe, input_scale=scales.get(found.name), **options) for found in chosen}
     freed = _freed(chosen)
     before = nbytes_of(model)
     rows = tuple(_outcome(f, made.get(f.module), r, freed) for f, r in zip(layers, reasons, strict=True))
@@ -114,43 +112,21 @@ def _reason(found: Found, skip: Sequence[str], only: Sequence[str] | None, tied:
     return reason
 
 
-def _checked(
-    chosen: Sequence[Found],
-    layers: Sequence[Found],
-    reasons: Sequence[str | None],
-    recipe: Recipe,
-    calibration: Mapping[str, float] | None,
-) -> dict[str, float]:
-    """Raise unless every chosen layer can be made; return the scales of a static recipe by first name."""
+def _check_chosen(chosen: Sequence[Found], layers: Sequence[Found], reasons: Sequence[str | None]) -> None:
+    """Raise unless there are layers to convert, with values."""
     if not chosen:
         why = [str(r) for f, r in zip(layers, reasons, strict=True) if not isinstance(f.module, nn.Embedding)]
         raise ValueError(f"model: it has no layer to convert ({'; '.join(dict.fromkeys(why)) or 'no linear layer'})")
     for found in chosen:
         check_weight(weight_of(found.module), found.name)
-    if recipe.dynamic:
-        if calibration is not None:
-            raise ValueError("calibration: got one for a dynamic recipe; leave it out, or give one with dynamic=False")
-        return {}
-    if not isinstance(calibration, Mapping):
-        raise TypeError(
-            f"calibration: got {type(calibration).__name__}; a static recipe needs what fp8ref.calibrate returned"
-        )
-    if isinstance(calibration, Calibration) and calibration.dtype != recipe.activation_dtype:
-        raise ValueError(
-            f"calibration: got scales for {calibration.dtype}, but the recipe's activations are "
-            f"{recipe.activation_dtype}; calibrate with this recipe"
-        )
-    scales: dict[str, float] = {}
-    for found in chosen:
-        given = [calibration[name] for name in found.names if name in calibration]
-        if not given:
-            raise ValueError(
-                f"calibration: it has no scale for {found.name}; give batches that reach the layer, or skip it"
-            )
-        if not isinstance(given[0], float) or not 0.0 < given[0] < float("inf"):
-            raise ValueError(f"calibration: got {given[0]!r} for {found.name}; give a finite float above zero")
-        scales[found.name] = given[0]
-    return scales
+
+
+def _made(found: Found, recipe: Recipe, **options: Any) -> Fp8Linear:
+    """The layer in FP8; what is wrong with it is said with its name."""
+    try:
+        return Fp8Linear.from_linear(found.module, recipe, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{found.name}: {error}") from None
 
 
 def _freed(chosen: Sequence[Found]) -> dict[nn.Module, int]:

@@ -27,6 +27,15 @@ def check_fits(packed: object, recipe: Recipe) -> None:
         )
     if has_special_codes(packed.codes):
         raise ValueError("packed: its codes hold NaN or Inf; a layer of it would be wrong from the start")
+    check_powers(packed.scale, recipe, "packed: its scale")
+
+
+def check_powers(scale: Tensor, recipe: Recipe, argument: str) -> None:
+    """Raise ValueError where a recipe's scales are powers of two and these are not."""
+    if recipe.scale_format == "ue8m0" and bool((scale.frexp()[0] != 0.5).any()):
+        raise ValueError(
+            f'{argument}: it holds a value that is no power of two, for a recipe with scale_format="ue8m0"'
+        )
 
 
 def has_special_codes(codes: Tensor) -> bool:
@@ -58,6 +67,7 @@ def checked_input_scale(scale: object, recipe: Recipe, device: torch.device) -> 
         )
     if not (bool(scale.isfinite()) and bool(scale > 0)):
         raise ValueError(f"input_scale: got {scale.item()}; give a finite scale above zero")
+    check_powers(scale, recipe, "input_scale")
     return scale.reshape(())
 
 

@@ -12,7 +12,14 @@ from fp8ref.emulation.checks import check_tensor
 from fp8ref.emulation.scales import scale_shape
 from fp8ref.kernels.ops import pack_float
 from fp8ref.kernels.pack import PackedWeight, pack_weight
-from fp8ref.linear_checks import check_fits, check_like, checked_bias, checked_input_scale, has_special_codes
+from fp8ref.linear_checks import (
+    check_fits,
+    check_like,
+    check_powers,
+    checked_bias,
+    checked_input_scale,
+    has_special_codes,
+)
 from fp8ref.recipes import Recipe
 
 
@@ -146,6 +153,8 @@ class PackedModule(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        for hook in self._load_state_dict_pre_hooks.values():
+            hook(state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs)
         own = {name.removeprefix(prefix): value for name, value in state_dict.items() if name.startswith(prefix)}
         wanted = {"weight", "weight_scale"}
         wanted |= {name for name in ("input_scale", "bias", "kept_weight") if getattr(self, name) is not None}
@@ -205,6 +214,7 @@ class PackedModule(nn.Module):
             )
         if not bool((scale.isfinite() & (scale > 0)).all()):
             raise ValueError("weight_scale: it holds a value that is not finite and above zero")
+        check_powers(scale, self.recipe, "weight_scale")
         if has_special_codes(codes):
             raise ValueError("weight: it holds codes of NaN or Inf")
         return pack_weight(codes, kind, scale.to(codes.device))
@@ -220,7 +230,7 @@ class PackedModule(nn.Module):
                 mine = getattr(self, name)
                 if name not in given:
                     continue
-                if assign:
+                if assign or mine.device.type == "meta":
                     setattr(self, name, nn.Parameter(given[name].detach(), requires_grad=mine.requires_grad))
                 else:
                     mine.copy_(given[name])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -153,11 +156,15 @@ def test_zeros_and_empty_batches() -> None:
         ("row-static", {"only": "up"}, TypeError, "only: got 'up'; give a list"),
         ("row-static", {"skip": ["*"]}, ValueError, "model: it has no layer to calibrate"),
         ("row-static", {"batches": []}, ValueError, "batches: got none"),
+        ("row-static", {"batches": torch.ones(3, 8)}, TypeError, "batches: got Tensor; give a list"),
+        ("row-static", {"batches": {"x": torch.ones(3, 8)}}, TypeError, "batches: got dict; give a list"),
+        ("row-static", {"batches": 5}, TypeError, "batches: got int; give a list"),
+        ("row-static", {"model": "model"}, TypeError, "model: got str; give a torch.nn.Module"),
     ],
 )
 def test_refusals(recipe: str, options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        calibrate(Model(), **{"batches": batches(), "recipe": recipe, **options})
+        calibrate(**{"model": Model(), "batches": batches(), "recipe": recipe, **options})
 
 
 def test_a_calibration_is_a_frozen_mapping() -> None:
@@ -168,6 +175,19 @@ def test_a_calibration_is_a_frozen_mapping() -> None:
         calibration.batches = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         calibration.scales["up"] = 1.0  # type: ignore[index]
+
+
+def test_copies_of_a_calibration(tmp_path: Path) -> None:
+    calibration = calibrate(Model(), batches(), "row-static", observer="percentile")
+    torch.save(calibration, tmp_path / "saved")
+    loaded = torch.load(tmp_path / "saved", weights_only=False)
+    others: list[Any] = [copy.deepcopy(calibration), pickle.loads(pickle.dumps(calibration)), loaded]
+    for other in others:
+        assert dict(other) == dict(calibration)
+        for name in ("dtype", "observer", "batches", "unreached"):
+            assert getattr(other, name) == getattr(calibration, name)
+        with pytest.raises(TypeError):
+            other.scales["up"] = 1.0
 
 
 def test_a_language_model_is_calibrated_and_converted() -> None:

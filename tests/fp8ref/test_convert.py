@@ -227,6 +227,8 @@ STATIC = {f"layers.{i}.{j}": 0.01 for i in range(3) for j in (0, 2)}
             ValueError,
             "calibration: got scales for torch.float8_e5m2",
         ),
+        (made(), "row-static", {"calibration": {**STATIC, "layers.2.0": 1e-50}}, ValueError, "got 1e-50 for layers.2"),
+        (made().double(), "row", {}, TypeError, "layers.0.0: bias: got torch.float64; give one of"),
         (corrupt(set_nan), "row", {}, ValueError, "layers.2.2: its weight holds NaN or Inf"),
         (corrupt(to_meta), "row", {}, ValueError, "layers.2.0: its weight is on the meta device.*load the model's"),
         (nn.Linear(2, 2), "row", {}, TypeError, "model: got a Linear, which is in no model; use Fp8Linear.from_linear"),

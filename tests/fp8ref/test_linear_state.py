@@ -46,13 +46,9 @@ def test_state_dict_round_trip(name: str) -> None:
 def test_loading_with_assign_and_into_the_meta_device() -> None:
     state, x = layer_of("tensor-static").state_dict(), random(3, 140, seed=2)
     for assign, device in ((True, "cpu"), (True, "meta"), (False, "meta")):
-        other = Fp8Linear.from_linear(linear(bias=assign), "tensor-static", input_scale=1.0, backend="emulate").to(
-            device
-        )
-        mine = {name: value for name, value in state.items() if assign or name != "bias"}
-        other.load_state_dict(mine, assign=assign)
-        wanted = layer_of("tensor-static")(x) if assign else None
-        assert wanted is None or same_bits(other(x), wanted)
+        other = Fp8Linear.from_linear(linear(), "tensor-static", input_scale=1.0, backend="emulate").to(device)
+        other.load_state_dict(state, assign=assign)
+        assert same_bits(other(x), layer_of("tensor-static")(x))
         assert other.packed.codes.device.type == "cpu"
 
 
@@ -87,6 +83,37 @@ def test_a_wrong_state_changes_nothing(key: str, change: Any, words: str) -> Non
     with pytest.raises(RuntimeError, match=f"0.{words}"):
         model.load_state_dict(state)
     assert all(same_bits(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_scales_of_a_ue8m0_recipe_are_powers_of_two() -> None:
+    layer = layer_of("block-ue8m0")
+    before = {name: tensor.clone() for name, tensor in layer.state_dict().items()}
+    words = r"it holds a value that is no power of two"
+    with pytest.raises(RuntimeError, match=f"weight_scale: {words}"):
+        layer.load_state_dict({**before, "weight_scale": before["weight_scale"] * 1.5})
+    assert all(same_bits(value, before[name]) for name, value in layer.state_dict().items())
+    layer.load_state_dict({**before, "weight_scale": before["weight_scale"] * 2.0**-140})  # subnormal
+    packed = fp8ref.pack_weight(torch.ones(3, 5).to(E4M3), "128x128", torch.tensor([[3.0]]))
+    with pytest.raises(ValueError, match=f"packed: its scale: {words}"):
+        Fp8Linear.from_packed(packed, "block-ue8m0")
+    recipe = Recipe("tensor", "tensor", dynamic=False, scale_format="ue8m0")
+    with pytest.raises(ValueError, match=f"input_scale: {words}"):
+        Fp8Linear.from_linear(linear(), recipe, input_scale=0.01)
+    assert Fp8Linear.from_linear(linear(), recipe, input_scale=0.25).input_scale == 0.25
+
+
+def test_hooks_before_loading_are_called() -> None:
+    """As those of any module are; here one that renames what an older version saved."""
+    layer, other = layer_of(), layer_of()
+    state = {f"0.{name.replace('bias', 'b')}": value for name, value in layer.state_dict().items()}
+
+    def rename(_: nn.Module, given: dict[str, Any], prefix: str, *__: Any) -> None:
+        given[f"{prefix}bias"] = given.pop(f"{prefix}b")
+
+    other.bias.data.zero_()  # type: ignore[union-attr]
+    other.register_load_state_dict_pre_hook(rename)  # type: ignore[no-untyped-call]
+    nn.Sequential(other).load_state_dict(state)
+    assert same_bits(other.bias.detach(), layer.bias.detach())  # type: ignore[union-attr]
 
 
 def test_a_state_is_taken_whole_or_not_at_all() -> None:
