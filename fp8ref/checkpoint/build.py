@@ -32,15 +32,27 @@ def build_model(folder: Path) -> nn.Module:
         for holder in (config, getattr(config, "text_config", None)):
             if hasattr(holder, "quantization_config"):
                 delattr(holder, "quantization_config")
-        names = config.architectures or []
-        known = next((getattr(transformers, name) for name in names if hasattr(transformers, name)), None)
+        known = _known_class(transformers, config.architectures or [])
         with init_empty_weights(include_buffers=False):
-            built: Any = known(config) if known else transformers.AutoModelForCausalLM.from_config(config, **options)
+            built: Any = (
+                known(config)
+                if known
+                else transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+            )
         built.tie_weights()
     except Exception as error:  # whatever the parts of transformers raise: it all means that there is no model
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{folder}: config.json: transformers cannot build the model: {reason}") from error
     if (folder / "generation_config.json").is_file():
-        built.generation_config = transformers.GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+        try:
+            built.generation_config = transformers.GenerationConfig.from_pretrained(str(folder), local_files_only=True)
+        except (OSError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder}: generation_config.json: transformers cannot read it: {error}") from error
     model: nn.Module = built.eval()
     return model
+
+
+def _known_class(transformers: Any, names: list[str]) -> Any:
+    """The first of the architectures that is a model of transformers, and no other name in there; None without one."""
+    found = (getattr(transformers, name, None) for name in names)
+    return next((kind for kind in found if isinstance(kind, type) and issubclass(kind, nn.Module)), None)

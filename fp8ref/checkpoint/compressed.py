@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fp8ref.checkpoint.findings import Finding
+from fp8ref.checkpoint.fused import FUSED
+from fp8ref.linear import Fp8Linear
 from fp8ref.recipes import Recipe
+from fp8ref.selection import Found
+from fp8ref.sources import is_linear
 
 _STRATEGIES = {"tensor": "tensor", "row": "channel", "128x128": "block"}
 
@@ -38,7 +43,7 @@ def quantization_config(layers: Mapping[str, Recipe], ignore: Sequence[str]) -> 
 
     Args:
         layers: the recipe of each layer by name; one group for each way to store a layer.
-        ignore: names of the linear layers that stay as they are.
+        ignore: names of the layers that stay as they are, as :func:`left_out` finds them.
 
     >>> config = quantization_config({"a": Recipe(), "b": Recipe()}, ["lm_head"])
     >>> config["config_groups"]["group_0"]["targets"], config["ignore"]
@@ -78,6 +83,47 @@ def _group(recipe: Recipe) -> dict[str, Any]:
         kind = "tensor" if recipe.activation_scaling == "tensor" else "token"
         inputs = {**common, "strategy": kind, "dynamic": recipe.dynamic}
     return {"weights": weights, "input_activations": inputs, "output_activations": None}
+
+
+def left_out(layers: Sequence[Found], done: Mapping[str, object]) -> list[str]:
+    """Names of the modules outside FP8 that engines may run as linear layers, and must know of.
+
+    So not only ``Linear``: the target of that name also means its subclasses, and engines have linear layers of their
+    own for GPT-2's ``Conv1D`` and the routers of experts.
+
+    >>> from fp8ref.selection import survey
+    >>> left_out(survey(nn.Sequential(nn.Embedding(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))), {"1": Recipe()})
+    ['2']
+    """
+    names: list[str] = []
+    for found in layers:
+        weight = found.module._parameters.get("weight")  # noqa: SLF001 - where a Parameter is
+        matrix = is_linear(found.module) or (weight is not None and weight.dim() == 2)
+        if matrix and found.name not in done and not isinstance(found.module, Fp8Linear | nn.Embedding):
+            names += found.names
+    return names
+
+
+def engine_findings(layers: Mapping[str, Recipe], ignore: Sequence[str], head: str | None) -> list[Finding]:
+    """Warnings about what serving engines do not load: an output head in FP8, unlike layers where they fuse them.
+
+    >>> print(*engine_findings({"mlp.gate_proj": Recipe()}, ["mlp.up_proj"], None))
+    config.json: mlp.up_proj: is not stored as gate_proj is; engines fuse the two, and refuse that
+    """
+    findings = []
+    if head is not None and head in layers:
+        message = "the output head is FP8, which serving engines do not load; keep it in 16 bits with skip="
+        findings.append(Finding("warning", "config.json", head, message))
+    ways = {**dict.fromkeys(ignore), **{name: _group(recipe) for name, recipe in layers.items()}}
+    for parent in dict.fromkeys(name.rpartition(".")[0] for name in layers):
+        for parts in FUSED.values():
+            there = [part for part in parts if f"{parent}.{part}".lstrip(".") in ways]
+            for part in there[1:]:
+                name, first = (f"{parent}.{end}".lstrip(".") for end in (part, there[0]))
+                if ways[name] != ways[first]:
+                    message = f"is not stored as {there[0]} is; engines fuse the two, and refuse that"
+                    findings.append(Finding("warning", "config.json", name, message))
+    return findings
 
 
 def layer_tensors(

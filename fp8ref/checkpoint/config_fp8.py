@@ -10,6 +10,7 @@ import torch
 
 from fp8ref.checkpoint.findings import Broken
 from fp8ref.checkpoint.scheme import Activation, Declared, LayerScheme, Rule, check_patterns, one_of
+from fp8ref.emulation.quantize import SMALLEST_SCALE
 
 BLOCK_SIZE = [128, 128]
 
@@ -58,13 +59,13 @@ def parse_fbgemm(section: dict[str, Any], file: str) -> Declared:
     """``quant_method: fbgemm_fp8``: a scale for each row, activations per token with a bound on their absmax.
 
     Raises:
-        Broken: ``activation_scale_ub`` is no positive number.
+        Broken: ``activation_scale_ub`` is no number that bounds an absmax (see :func:`fp8ref.quantize`).
     """
     bound = section.get("activation_scale_ub")
     number = bound if isinstance(bound, int | float) and not isinstance(bound, bool) else math.nan
-    if not 0 < number < 2.0**128 or not 0 < torch.tensor(float(number), dtype=torch.float32).item() < math.inf:
+    if not SMALLEST_SCALE <= number <= torch.finfo(torch.float32).max:
         raise Broken.at(
-            file, f"activation_scale_ub: got {bound!r}; a number belongs that is finite and above 0 in fp32"
+            file, f"activation_scale_ub: got {bound!r}; a number belongs that is finite in fp32 and at least 2**-126"
         )
     said = f"quant_method 'fbgemm_fp8', activation_scale_ub {bound}"
     scheme = LayerScheme(("channel",), "token", said, activation_bound=float(number))

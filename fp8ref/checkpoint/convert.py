@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from fp8ref.calibration import static_scales
 from fp8ref.checkpoint.build import build_model
-from fp8ref.checkpoint.compressed import layer_tensors, quantization_config, unwritable
+from fp8ref.checkpoint.compressed import engine_findings, layer_tensors, left_out, quantization_config, unwritable
 from fp8ref.checkpoint.files import CheckpointFiles, read_files
-from fp8ref.checkpoint.findings import Broken, CheckpointError, Finding
+from fp8ref.checkpoint.findings import Broken, CheckpointError, Finding, warn_of
 from fp8ref.checkpoint.header import FLOATS, TensorInfo
 from fp8ref.checkpoint.progress import byte_bar
 from fp8ref.checkpoint.writer import (
@@ -69,6 +69,9 @@ def convert_checkpoint(
     Returns:
         A :class:`fp8ref.ConversionReport`; its bytes are those of the files' tensors.
 
+    Warns:
+        CheckpointWarning: as :func:`fp8ref.save_checkpoint` does; something in ``source`` is not read.
+
     Raises:
         CheckpointError: the source is broken, already quantised or holds a NaN or Inf; nothing is written.
         TypeError, ValueError: a wrong argument, a recipe that the format cannot say, a pattern that matches nothing.
@@ -76,23 +79,28 @@ def convert_checkpoint(
 
     >>> convert_checkpoint("no/such/folder", "new")
     Traceback (most recent call last):
-    fp8ref.checkpoint.findings.CheckpointError: folder: no such folder: no/such/folder; give a checkpoint folder ...
+    fp8ref.checkpoint.findings.CheckpointError: source: no such folder: no/such/folder; give a checkpoint folder ...
     """
     recipe, source, target = recipe_of(recipe), Path(source), Path(target)
     problem = unwritable(recipe)
     if problem is not None:
         raise ValueError(f"recipe: {problem}")
     check_shard_size(max_shard_size)
-    files = read_files(source)
+    files = read_files(source, "source")
     _check_source(files)
     if target.resolve() == source.resolve():
         raise CheckpointError(f"target: got the source {source} itself; give another folder")
-    check_target(target, overwrite=overwrite)
+    check_target(target, "target", overwrite=overwrite)
     model = build_model(source)
     layers = survey(model)
     reasons = _reasons(model, layers, files, skip, only)
-    scales = _static_scales(layers, reasons, recipe, calibration)
-    chosen = {found.name for found, reason in zip(layers, reasons, strict=True) if reason is None}
+    found_fp8 = [found for found, reason in zip(layers, reasons, strict=True) if reason is None]
+    scales = static_scales(found_fp8, recipe, calibration)
+    chosen = {found.name: recipe for found in sorted(found_fp8, key=lambda found: found.name)}
+    ignore = left_out(layers, chosen)
+    head: Any = model.get_output_embeddings()  # type: ignore[operator]
+    head_name = next((found.name for found in found_fp8 if found.module is head), None)
+    warn_of(source, [*files.findings, *engine_findings(chosen, ignore, head_name)])
     sizes: dict[str, int] = {}
     with replacing(target) as temporary, byte_bar("converting", files.nbytes(), show=progress) as done:
         writer = ShardWriter(temporary, max_shard_size)
@@ -103,11 +111,7 @@ def convert_checkpoint(
                     writer.add(made)
             except Broken as broken:
                 raise CheckpointError.of(source, [broken.finding]) from None
-        ignore = [name for found in layers if type(found.module) is nn.Linear for name in found.names]
-        quantization = quantization_config(
-            dict.fromkeys(sorted(chosen), recipe), [name for name in ignore if name not in chosen]
-        )
-        writer.finish({**files.config, "quantization_config": quantization})
+        writer.finish({**files.config, "quantization_config": quantization_config(chosen, ignore)})
         for path in source.iterdir():
             if path.is_file() and (not is_checkpoint_file(path) or path.name == "generation_config.json"):
                 shutil.copy(path, temporary / path.name)
@@ -162,35 +166,10 @@ def _check_weight(found: Found, files: CheckpointFiles) -> None:
     """Raise unless the file has the weight of a layer that is to be converted."""
     wanted = tuple(weight_of(found.module).shape)
     info = files.tensors.get(f"{found.name}.weight")
-    if info is None or info.dtype not in FLOATS or info.shape != wanted:
+    if info is None or info.dtype not in FLOATS[:3] or info.shape != wanted:
         message = f"is {info or 'missing'}; {list(wanted)} in F32, BF16 or F16 belongs"
         file = files.shards[0] if info is None else info.file
         raise CheckpointError.of(files.folder, [Finding("error", file, f"{found.name}.weight", message)])
-
-
-def _static_scales(
-    layers: Sequence[Found], reasons: Sequence[str | None], recipe: Recipe, calibration: Mapping[str, float] | None
-) -> dict[str, float]:
-    """The input scales of a static recipe by the layers' names.
-
-    Raises:
-        TypeError, ValueError: they are missing, superfluous, or not finite and above zero.
-    """
-    if recipe.dynamic:
-        if calibration is not None:
-            raise ValueError("calibration: got one for a dynamic recipe; leave it out, or give one with dynamic=False")
-        return {}
-    if not isinstance(calibration, Mapping):
-        raise TypeError(f"calibration: got {calibration!r}; a static recipe needs what fp8ref.calibrate returned")
-    scales: dict[str, float] = {}
-    for found, reason in zip(layers, reasons, strict=True):
-        if reason is not None:
-            continue
-        scale = next((calibration[name] for name in found.names if name in calibration), None)
-        if not isinstance(scale, float) or not 0 < scale < math.inf:
-            raise ValueError(f"calibration: got {scale!r} for {found.name}; give a finite float above zero")
-        scales[found.name] = scale
-    return scales
 
 
 def _converted(

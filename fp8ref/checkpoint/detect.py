@@ -97,7 +97,8 @@ def _beside(files: CheckpointFiles) -> dict[str, Any] | None:
 
 def _compare(inline: dict[str, Any], beside: dict[str, Any]) -> None:
     """Refuse two configs that contradict each other."""
-    here = inline.get("quant_algo", (inline.get("quantization") or {}).get("quant_algo"))
+    inner = inline.get("quantization")
+    here = inline.get("quant_algo", inner.get("quant_algo") if isinstance(inner, dict) else None)
     there = beside.get("quant_algo")
     if str(here).upper() != str(there).upper():
         raise Broken.at(

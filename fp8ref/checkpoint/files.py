@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -85,15 +86,15 @@ def open_shard(path: Path) -> AbstractContextManager[Shard]:
         raise Broken.at(path.name, f"cannot be opened: {error}") from None
 
 
-def read_files(folder: Path | str) -> CheckpointFiles:
-    """Read the config files and every header of a folder; no tensor is read.
+def read_files(folder: Path | str, argument: str = "folder") -> CheckpointFiles:
+    """Read the config files and every header of a folder, which is the caller's ``argument``; no tensor is read.
 
     Raises:
         CheckpointError: there is no such folder.
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"folder: no such folder: {folder}; give a checkpoint folder on this machine")
+        raise CheckpointError(f"{argument}: no such folder: {folder}; give a checkpoint folder on this machine")
     files = CheckpointFiles(folder)
     for attribute, name, needed in (("config", "config.json", True), ("quantization", "hf_quant_config.json", False)):
         try:
@@ -119,18 +120,27 @@ def read_json(path: Path, *, needed: bool) -> dict[str, Any]:
     """Read a JSON object from a file; {} where a file that is not needed is absent.
 
     Raises:
-        Broken: absent though needed, unreadable, or no JSON object.
+        Broken: absent though needed, unreadable, no JSON object, or one with a key twice.
     """
     if not path.exists() and not needed:
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_doubles)
     except OSError as error:
         raise Broken.at(path.name, f"cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
-        raise Broken.at(path.name, f"is not JSON: {error}") from None
+        raise Broken.at(path.name, f"is not JSON that is read: {error}") from None
     if not isinstance(content, dict):
         raise Broken.at(path.name, f"holds a JSON {type(content).__name__}, not an object")
+    return content
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, in which readers may take the first or the last of two entries with one key."""
+    content = dict(pairs)
+    if len(content) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"the key {key!a} is there twice in an object")
     return content
 
 
@@ -142,19 +152,20 @@ def _safetensors(folder: Path) -> Iterator[str]:
 def _read_index(files: CheckpointFiles) -> dict[str, str] | None:
     """Find the shards; return where the index says that each tensor lies, or None without an index."""
     if not (files.folder / INDEX).exists():
-        if (files.folder / SINGLE).exists():
-            files.shards = [SINGLE]
-        else:
-            files.shards = sorted(_safetensors(files.folder))
-            if len(files.shards) != 1:
-                found = ", ".join(files.shards) or "no safetensors file at all"
-                raise Broken.at(str(INDEX), f"is missing, {SINGLE} too; the folder holds {found}")
+        files.shards = [SINGLE] if (files.folder / SINGLE).exists() else sorted(_safetensors(files.folder))
+        if len(files.shards) != 1:
+            found = ", ".join(files.shards) or "no safetensors file at all"
+            raise Broken.at(str(INDEX), f"is missing, {SINGLE} too; the folder holds {found}")
         return None
     index = read_json(files.folder / INDEX, needed=True)
     listed = index.get("weight_map")
     if not isinstance(listed, dict) or not all(isinstance(shard, str) for shard in listed.values()):
         raise Broken.at(INDEX, "its weight_map does not map names of tensors to names of files")
+    if not listed:
+        raise Broken.at(INDEX, "its weight_map names no tensor")
     for tensor, shard in listed.items():
+        if not (tensor + shard).isprintable():
+            raise Broken.at(INDEX, f"puts {tensor!a} into {shard!a}; such letters belong in no name")
         if "/" in shard or "\\" in shard or not shard.endswith(".safetensors") or shard.startswith("."):
             raise Broken.at(
                 INDEX, f"puts it into {shard!r}; a plain file name that ends in .safetensors belongs", tensor
@@ -165,10 +176,8 @@ def _read_index(files: CheckpointFiles) -> dict[str, str] | None:
 
 def _add_shard(files: CheckpointFiles, shard: str, seen: dict[str, TensorInfo], listed: dict[str, str] | None) -> None:
     """Read the header of one shard and add its tensors."""
-    if not (files.folder / shard).is_file():
-        absent = [name for name, file in (listed or {}).items() if file == shard]
-        first = f"{absent[0]} and {len(absent) - 1} more" if len(absent) > 1 else absent[0]
-        files.findings.append(Finding("error", shard, "", f"is missing; {INDEX} puts {first} there"))
+    if not _is_file(files.folder / shard):
+        files.findings.append(Finding("error", shard, "", _absence(files.folder / shard, listed)))
         return
     try:
         infos, findings = read_header(files.folder / shard)
@@ -184,6 +193,23 @@ def _add_shard(files: CheckpointFiles, shard: str, seen: dict[str, TensorInfo], 
         else:
             seen[name] = info
             files.tensors[name] = info
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; none is under a name that no file can have."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
+def _absence(path: Path, listed: dict[str, str] | None) -> str:
+    """Say of a shard that it is not there, and how that is known."""
+    if listed is None:
+        return "is a link to nothing" if path.is_symlink() else "is no file"
+    absent = [name for name, file in listed.items() if file == path.name]
+    more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+    return f"is missing; {INDEX} puts {absent[0]}{more} there"
 
 
 def _check_index(files: CheckpointFiles, listed: dict[str, str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,3 +89,16 @@ class Broken(Exception):  # noqa: N818 - a signal inside this package, never see
     def at(cls, file: str, message: str, tensor: str = "") -> Broken:
         """An error about a file, or about a tensor in it."""
         return cls(Finding("error", file, tensor, message))
+
+
+def warn_of(folder: Path | str, findings: Iterable[Finding]) -> None:
+    """Warn once for each kind of thing that is not as declared."""
+    kinds: dict[str, list[Finding]] = {}
+    for finding in findings:
+        if finding.level == "warning":
+            kinds.setdefault(finding.message, []).append(finding)
+    for same in kinds.values():
+        first, more = same[0], len(same) - 1
+        where = ": ".join(part for part in (first.file, first.tensor) if part)
+        also = f" and {more} more" if more else ""
+        warnings.warn(f"{folder}: {where}{also}: {first.message}", CheckpointWarning, stacklevel=3)

@@ -93,7 +93,7 @@ def pair_layer(
         Broken: they do not fit.
     """
     file = weight.file
-    if len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+    if len(weight.shape) != 2 or not name or not weight.name.endswith(".weight"):
         raise Broken.at(file, f"is {weight}; F8_E4M3 is read for the weight [N, K] of a linear layer only", weight.name)
     if 0 in weight.shape:
         raise Broken.at(file, f"is {weight}, a weight without values", weight.name)

@@ -102,6 +102,8 @@ def read_header(path: Path) -> tuple[dict[str, TensorInfo], list[Finding]]:
         if key == "__metadata__":
             continue
         try:
+            if not key.isprintable():
+                raise Broken.at(name, f"has a tensor {key!a}; such letters belong in no name")
             if key in infos:
                 raise Broken.at(name, "is there twice in the header", key)
             infos[key] = _info(key, entry, name)

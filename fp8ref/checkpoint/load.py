@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,12 @@ from torch import Tensor, nn
 
 from fp8ref.checkpoint.build import build_model
 from fp8ref.checkpoint.contents import Contents, read_contents
-from fp8ref.checkpoint.findings import Broken, CheckpointError, CheckpointWarning, Finding
+from fp8ref.checkpoint.findings import Broken, CheckpointError, Finding, warn_of
 from fp8ref.checkpoint.fp8layer import Fp8Layer, recipe_for
-from fp8ref.checkpoint.plan import FUSED, LayerPlace, Plan, TensorPlace, check_fused, exact_dtype, plan_load
+from fp8ref.checkpoint.fused import FUSED, check_fused
+from fp8ref.checkpoint.plan import LayerPlace, Plan, TensorPlace, exact_dtype, plan_load
 from fp8ref.checkpoint.progress import byte_bar
-from fp8ref.checkpoint.values import scale_errors, to_float32, weight_error
+from fp8ref.checkpoint.values import overflow_error, scale_errors, to_float32, weight_error
 from fp8ref.kernels.activations import Backend
 from fp8ref.kernels.pack import PackedWeight, pack_weight
 from fp8ref.linear import Fp8Linear
@@ -106,7 +106,7 @@ def load_checkpoint(
     _commit(target, reader)
     if where is not None:
         target.to(where)  # buffers that no checkpoint holds
-    _warn(folder, [*contents.findings, *plan.findings])
+    warn_of(folder, [*contents.findings, *plan.findings])
     return target
 
 
@@ -115,19 +115,6 @@ def _stop_on_errors(folder: Path | str, findings: Iterable[Finding]) -> None:
     found = list(findings)
     if any(finding.level == "error" for finding in found):
         raise CheckpointError.of(folder, found)
-
-
-def _warn(folder: Path | str, findings: Iterable[Finding]) -> None:
-    """Warn once for each kind of thing that is not as declared."""
-    kinds: dict[str, list[Finding]] = {}
-    for finding in findings:
-        if finding.level == "warning":
-            kinds.setdefault(finding.message, []).append(finding)
-    for same in kinds.values():
-        first, more = same[0], len(same) - 1
-        where = ": ".join(part for part in (first.file, first.tensor) if part)
-        also = f" and {more} more" if more else ""
-        warnings.warn(f"{folder}: {where}{also}: {first.message}", CheckpointWarning, stacklevel=3)
 
 
 def _read(reader: _Reader, plan: Plan, done: Callable[[int], None]) -> None:
@@ -167,6 +154,9 @@ def _make(reader: _Reader, place: LayerPlace | TensorPlace) -> None:
         for info in (layer.scale, layer.input_scale, layer.input_bound):
             if info is not None:
                 reader.findings += scale_errors(info, taken[info.name], layer)
+        if layer.bias is not None:
+            error = overflow_error(layer.bias, taken[layer.bias.name], reader.dtype)
+            reader.findings += [error] if error else []
     if not reader.findings:
         device = target_device(reader.device, place.module)
         made = make_layer(place.layers, taken, reader.backend, device, reader.dtype)
@@ -177,6 +167,8 @@ def _make(reader: _Reader, place: LayerPlace | TensorPlace) -> None:
             )
             reader.findings.append(Finding("error", first.weight.file, first.weight.name, message))
         else:
+            if made.bias is not None and isinstance(place.module.bias, Tensor):
+                made.bias.requires_grad_(place.module.bias.requires_grad)
             reader.layers.append((place, made.train(place.module.training)))
 
 
@@ -244,9 +236,12 @@ def _make_tensor(reader: _Reader, place: TensorPlace) -> None:
         dtype = reader.dtype
     if dtype is None:
         got = " and ".join(sorted({part.dtype for part in place.infos}))
-        message = f"is {got}, {place.names[0]} in the model is {current.dtype}: values would change; give dtype="
+        fix = "give dtype=" if parts[0].is_floating_point() else "give the model that dtype"
+        message = f"is {got}, {place.names[0]} in the model is {current.dtype}: values would change; {fix}"
         reader.findings.append(Finding("error", info.file, info.name, message))
         return
+    errors = [overflow_error(*pair, dtype) for pair in zip(place.infos, parts, strict=True)]
+    reader.findings += [error for error in errors if error]
     given = reader.device or (torch.device("cpu") if current.device.type == "meta" else current.device)
     value = torch.cat(parts) if len(parts) > 1 else parts[0]
     made = value.to(device=given, dtype=dtype, copy=True)

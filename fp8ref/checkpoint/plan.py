@@ -13,17 +13,11 @@ from fp8ref.checkpoint.contents import Contents
 from fp8ref.checkpoint.files import INDEX
 from fp8ref.checkpoint.findings import Finding
 from fp8ref.checkpoint.fp8layer import Fp8Layer
+from fp8ref.checkpoint.fused import fused_names, fusing_problem
 from fp8ref.checkpoint.header import DTYPES, TensorInfo
-from fp8ref.emulation.scales import BLOCK
 from fp8ref.linear import Fp8Linear
 from fp8ref.selection import survey
 from fp8ref.sources import obstacle, weight_of
-
-FUSED: Mapping[str, Sequence[str]] = {
-    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
-    "gate_up_proj": ("gate_proj", "up_proj"),
-}
-"""Modules of a model that hold several layers of a checkpoint, rows after rows in this order."""
 
 
 @dataclass(frozen=True)
@@ -73,40 +67,49 @@ class Plan:
     findings: list[Finding] = field(default_factory=list)
 
 
-def check_fused(fused: object) -> None:
-    """Raise TypeError unless ``fused`` maps names to lists of names."""
-    good = isinstance(fused, Mapping) and all(
-        isinstance(name, str)
-        and isinstance(parts, Sequence)
-        and not isinstance(parts, str)
-        and all(isinstance(part, str) for part in parts)
-        for name, parts in fused.items()
-    )
-    if not good:
-        raise TypeError(f"fused: got {fused!r}; give a mapping such as {{'qkv_proj': ['q_proj', 'k_proj', 'v_proj']}}")
-
-
 def plan_load(contents: Contents, model: nn.Module, fused: Mapping[str, Sequence[str]]) -> Plan:
     """Place every tensor; what does not fit becomes an error."""
     plan = Plan()
     modules: dict[int, tuple[nn.Module, list[str]]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         modules.setdefault(id(module), (module, []))[1].append(name)
-    used: set[str] = set()
+    used: dict[str, str] = {}
     replaced: set[int] = set()
     obstacles = {found.module: found.obstacle for found in survey(model)}
     for module, names in modules.values():
         layers = _sources(names, contents.layers, fused)
         if layers:
             _place_layer(plan, module, names, layers, obstacles.get(module, obstacle(module)))
-            used |= {info.name for layer in layers for info in layer.tensors}
+            _claim(plan, used, [info for layer in layers for info in layer.tensors], names[0])
             replaced.add(id(module))
+        elif isinstance(module, Fp8Linear):
+            _without_codes(plan, contents, names)
     for current, names in named_tensors(model, replaced):
-        used |= _place_tensor(plan, contents, current, names, fused)
+        _claim(plan, used, _place_tensor(plan, contents, current, names, fused), names[0])
     _without_values(plan, contents, model)
     _unused(plan, contents, model, used)
     _unquantised(plan, contents, model)
     return plan
+
+
+def _claim(plan: Plan, used: dict[str, str], infos: Sequence[TensorInfo], name: str) -> None:
+    """Note that tensors fill a module or parameter, and refuse that one fills two."""
+    for info in infos:
+        if info.name in used:
+            message = f"fills both {used[info.name]} and {name} of the model; see fused"
+            plan.findings.append(Finding("error", info.file, info.name, message))
+        used[info.name] = name
+
+
+def _without_codes(plan: Plan, contents: Contents, names: Sequence[str]) -> None:
+    """A layer of the model that is FP8 already, and is not in the checkpoint: it would keep the weight that it has."""
+    found = [contents.plain[f"{name}.weight"] for name in names if f"{name}.weight" in contents.plain]
+    if found:
+        message = f"is {found[0]}; {names[0]} in the model is an Fp8Linear: give a model that has a linear layer there"
+        plan.findings.append(Finding("error", found[0].file, found[0].name, message))
+    else:
+        message = "is missing; the model has an Fp8Linear there"
+        plan.findings.append(Finding("error", _home(contents), f"{names[0]}.weight", message))
 
 
 def _sources(
@@ -116,16 +119,10 @@ def _sources(
     for name in names:
         if name in layers:
             return (layers[name],)
-        found = [layers.get(part) for part in _fused_names(name, fused)]
+        found = [layers.get(part) for part in fused_names(name, fused)]
         if found and all(found):
             return tuple(layer for layer in found if layer is not None)
     return ()
-
-
-def _fused_names(name: str, fused: Mapping[str, Sequence[str]]) -> list[str]:
-    """The names, in a checkpoint, of the layers that a module fuses."""
-    parent, _, last = name.rpartition(".")
-    return [f"{parent}.{part}".lstrip(".") for part in fused.get(last, ())]
 
 
 def _place_layer(
@@ -145,7 +142,7 @@ def _place_layer(
     if [rows, weight.shape[1]] != wanted:
         wrong(f"is {weight}, in all [{rows}, {weight.shape[1]}]; {names[0]} in the model is {wanted}")
         return
-    if problem := _fusing_problem(layers):
+    if problem := fusing_problem(layers):
         wrong(problem)
         return
     has_bias = module.bias is not None
@@ -157,19 +154,6 @@ def _place_layer(
             wrong(f"does not fit {names[0]}: {what}", layer.bias or layer.weight)
             return
     plan.layers.append(LayerPlace(tuple(names), module, layers, has_bias))
-
-
-def _fusing_problem(layers: tuple[Fp8Layer, ...]) -> str | None:
-    """Why several layers cannot become one without a change of bits, or None."""
-    first = layers[0]
-    for layer in layers[1:]:
-        same = (layer.scheme.activation, layer.scheme.ue8m0, layer.scheme.activation_bound, layer.kind == "block")
-        wanted = (first.scheme.activation, first.scheme.ue8m0, first.scheme.activation_bound, first.kind == "block")
-        if same != wanted or layer.weight.shape[1] != first.weight.shape[1]:
-            return f"cannot be fused with {layer.name}: {first.scheme.said} here, {layer.scheme.said} there"
-    if first.kind == "block" and any(layer.weight.shape[0] % BLOCK for layer in layers[:-1]):
-        return f"cannot be fused: its {first.weight.shape[0]} rows end inside a block of {BLOCK}"
-    return None
 
 
 def named_tensors(model: nn.Module, replaced: set[int]) -> list[tuple[Tensor, list[str]]]:
@@ -192,20 +176,20 @@ def named_tensors(model: nn.Module, replaced: set[int]) -> list[tuple[Tensor, li
 
 def _place_tensor(
     plan: Plan, contents: Contents, current: Tensor, names: Sequence[str], fused: Mapping[str, Sequence[str]]
-) -> set[str]:
-    """Find what fills a parameter; return the names of the tensors used."""
+) -> list[TensorInfo]:
+    """Find what fills a parameter; return the tensors used."""
     candidates = [contents.plain[name] for name in names if name in contents.plain]
     infos = candidates[:1]
     if not infos:
         for name in names:
             module, _, last = name.rpartition(".")
-            parts = [contents.plain.get(f"{part}.{last}") for part in _fused_names(module, fused)]
+            parts = [contents.plain.get(f"{part}.{last}") for part in fused_names(module, fused)]
             if parts and all(parts):
                 infos = [part for part in parts if part is not None]
     if not infos:
         message = f"is missing; the model needs it ({list(current.shape)})"
         plan.findings.append(Finding("error", _home(contents), names[0], message))
-        return set()
+        return []
     shape = [sum(info.shape[0] for info in infos), *infos[0].shape[1:]] if len(infos) > 1 else [*infos[0].shape]
     if shape != list(current.shape) or any(info.shape[1:] != infos[0].shape[1:] for info in infos):
         message = f"is {infos[0]}, in all {shape}; {names[0]} in the model is {list(current.shape)}"
@@ -217,7 +201,7 @@ def _place_tensor(
         plan.tensors.append(TensorPlace(tuple(names), current, tuple(infos)))
         # The others are tied to the first; that they are equal is checked when they are read.
         plan.tensors += [TensorPlace(tuple(names), current, (info,)) for info in candidates[1:]]
-    return {info.name for info in (*infos, *candidates)}
+    return [*infos, *candidates[1:]]
 
 
 def _without_values(plan: Plan, contents: Contents, model: nn.Module) -> None:
@@ -238,7 +222,7 @@ def _home(contents: Contents) -> str:
     return contents.files.shards[0] if len(contents.files.shards) == 1 else INDEX
 
 
-def _unused(plan: Plan, contents: Contents, model: nn.Module, used: set[str]) -> None:
+def _unused(plan: Plan, contents: Contents, model: nn.Module, used: Mapping[str, str]) -> None:
     """Name each tensor that has no place in the model; those that the model's own class ignores are noted."""
     patterns = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or []
     everything = {**contents.plain}
@@ -281,5 +265,4 @@ def exact_dtype(infos: Sequence[TensorInfo], current: Tensor) -> torch.dtype | N
         return None
     if current.device.type == "meta" or given == current.dtype:
         return given
-    wider = given.is_floating_point and torch.promote_types(given, current.dtype) == current.dtype
-    return current.dtype if wider else None
+    return current.dtype if torch.promote_types(given, current.dtype) == current.dtype else None

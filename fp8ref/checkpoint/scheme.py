@@ -135,7 +135,7 @@ def check_patterns(value: object, file: str, key: str) -> tuple[str, ...]:
         if pattern.startswith("re:"):
             try:
                 re.compile(pattern[3:])
-            except re.error as error:
+            except (re.error, OverflowError, RecursionError) as error:
                 raise Broken.at(file, f"{key}: {pattern!r} is no regular expression: {error}") from None
     return tuple(value)
 

@@ -107,6 +107,17 @@ def scale_errors(info: TensorInfo, value: Tensor, layer: Fp8Layer | None = None)
     return []
 
 
+def overflow_error(info: TensorInfo, value: Tensor, dtype: torch.dtype | None) -> Finding | None:
+    """An error where a conversion to ``dtype`` makes a finite value infinite, or None."""
+    if dtype in (None, value.dtype) or not value.is_floating_point():
+        return None
+    lost = value.to(dtype).isinf() & value.isfinite()
+    if not bool(lost.any()):
+        return None
+    message = f"has {value[lost][0].item()}, which {dtype} does not reach; give a wider dtype="
+    return Finding("error", info.file, info.name, message)
+
+
 def to_float32(scale: Tensor) -> Tensor:
     """A scale in fp32, exactly: fp32 holds every value of bf16, fp16 and e8m0."""
     return scale.to(torch.float32)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -92,20 +93,19 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def check_target(folder: Path, *, overwrite: bool) -> None:
-    """Raise unless a checkpoint may be written to this folder.
+def check_target(folder: Path, argument: str = "folder", *, overwrite: bool) -> None:
+    """Raise unless a checkpoint may be written to this folder, which is the caller's ``argument``.
 
     Raises:
         CheckpointError: it is there and ``overwrite`` is not given, is a file, or lies in a folder that is not there.
     """
-    if not folder.absolute().parent.is_dir():
-        raise CheckpointError(
-            f"folder: cannot write {folder}: {folder.absolute().parent} does not exist; make it first"
-        )
+    parent = folder.resolve().parent
+    if not parent.is_dir():
+        raise CheckpointError(f"{argument}: cannot write {folder}: {parent} does not exist; make it first")
     if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"folder: cannot write {folder}: it is a file")
+        raise CheckpointError(f"{argument}: cannot write {folder}: it is a file; give a folder")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise CheckpointError(f"folder: {folder} is there already and not empty; give overwrite=True to replace it")
+        raise CheckpointError(f"{argument}: {folder} is there already and not empty; give overwrite=True to replace it")
 
 
 def check_shard_size(max_shard_size: object) -> int:
@@ -125,30 +125,46 @@ def check_shard_size(max_shard_size: object) -> int:
 def replacing(folder: Path) -> Iterator[Path]:
     """Give a temporary folder beside ``folder``; it takes its name when the block ends, and goes when the block fails.
 
-    Files of an old folder that are no part of a checkpoint (a tokenizer, a licence) move into the new one.
+    Files of an old folder that are no part of a checkpoint (a tokenizer, a licence) are in the new one too. A link to a
+    folder stays one: what it leads to is replaced.
     """
-    folder = folder.absolute()
+    folder = folder.resolve()
     temporary = folder.with_name(f".{folder.name}.new-{secrets.token_hex(4)}")
     temporary.mkdir()
     old = temporary.with_name(f"{temporary.name}-old")
     try:
         yield temporary
         if folder.exists():
+            _keep_others(folder, temporary)
             folder.rename(old)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
-    except BaseException:
+        temporary.rename(folder)
+    except BaseException:  # an interrupt between the two names too
+        if old.exists() and not folder.exists():
+            old.rename(folder)
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     if old.exists():
-        for entry in old.iterdir():
-            if not is_checkpoint_file(entry) and not (folder / entry.name).exists():
-                entry.rename(folder / entry.name)
         shutil.rmtree(old)
+
+
+def _keep_others(old: Path, new: Path) -> None:
+    """Put what is no part of a checkpoint into the new folder too, as links: the old one stays whole until it goes."""
+    for entry in old.iterdir():
+        target = new / entry.name
+        if is_checkpoint_file(entry) or target.exists():
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.copytree(entry, target, symlinks=True, copy_function=_link)
+        else:
+            _link(str(entry), str(target))
+
+
+def _link(source: str, target: str) -> None:
+    """A second name for a file (or symbolic link); a copy where the file system has no such names."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except (OSError, NotImplementedError):
+        shutil.copy2(source, target, follow_symlinks=False)
 
 
 def is_checkpoint_file(path: Path) -> bool:

@@ -159,20 +159,61 @@ def test_weights_that_are_not_finite_are_refused(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad"]
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, 1e-50, 1e39, float("inf"), float("nan"), 1, None])
+def test_static_scales_that_fp32_does_not_hold_are_refused(scale: Any, source: Path, tmp_path: Path) -> None:
+    names = [name for name, module in in_memory(source, "row").named_modules() if isinstance(module, fp8ref.Fp8Linear)]
+    scales = {**dict.fromkeys(names, 0.5), names[-1]: scale}
+    with pytest.raises(ValueError, match=f"calibration: got .* for {names[-1]}; give a float"):
+        fp8ref.convert_checkpoint(source, tmp_path / "fp8", "tensor-static", calibration=scales)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_calibration_for_another_dtype_is_refused(source: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(source)
+    other = fp8ref.Recipe("tensor", "tensor", activation_dtype=torch.float8_e5m2, dynamic=False)
+    calibration = fp8ref.calibrate(model, [IDS], other)
+    with pytest.raises(ValueError, match=r"calibration: got scales for torch.float8_e5m2, but the recipe's"):
+        fp8ref.convert_checkpoint(source, tmp_path / "fp8", "tensor-static", calibration=calibration)
+
+
+def test_what_engines_do_not_load_or_nobody_reads_is_warned_of(source: Path, tmp_path: Path) -> None:
+    with pytest.warns(fp8ref.CheckpointWarning, match="lm_head: the output head is FP8, which serving engines"):
+        fp8ref.convert_checkpoint(source, tmp_path / "head", skip=["*.down_proj"], show=False)
+    with pytest.warns(fp8ref.CheckpointWarning, match="up_proj and 1 more: is not stored as gate_proj is"):
+        fp8ref.convert_checkpoint(source, tmp_path / "apart", skip=["*.up_proj", "lm_head"], show=False)
+    shutil.copytree(source, tmp_path / "more")
+    save_file({"a": torch.ones(1)}, tmp_path / "more" / "consolidated.safetensors")
+    with pytest.warns(fp8ref.CheckpointWarning, match="consolidated.safetensors: is not named by"):
+        fp8ref.convert_checkpoint(tmp_path / "more", tmp_path / "fp8", show=False)
+    assert not (tmp_path / "fp8" / "consolidated.safetensors").exists()
+
+
+def test_a_source_in_float64_is_refused(source: Path, tmp_path: Path) -> None:
+    """No layer takes x in float64, which the rest of the model would compute."""
+    shutil.copytree(source, tmp_path / "wide")
+    for path in (tmp_path / "wide").glob("*.safetensors"):
+        save_file({name: tensor.double() for name, tensor in load_file(path).items()}, path)
+    with pytest.raises(fp8ref.CheckpointError, match=r"is F64 \[48, 48\]; \[48, 48\] in F32, BF16 or F16 belongs"):
+        fp8ref.convert_checkpoint(tmp_path / "wide", tmp_path / "fp8")
+
+
 def test_what_is_refused_before_anything_is_written(source: Path, tmp_path: Path) -> None:
     converted = tmp_path / "fp8"
     fp8ref.convert_checkpoint(source, converted)
     calls: list[tuple[dict[str, Any], str]] = [
-        ({"recipe": "tensor-static"}, "calibration: got None; a static recipe needs"),
-        ({"recipe": "tensor-static", "calibration": {}}, "calibration: got None for model.layers.0"),
+        ({"recipe": "tensor-static"}, "calibration: got NoneType; a static recipe needs"),
+        ({"recipe": "tensor-static", "calibration": {}}, "calibration: it has no scale for model.layers.0"),
         ({"recipe": "row", "calibration": {}}, "calibration: got one for a dynamic recipe"),
         ({"skip": ["*"]}, "has no layer to convert"),
         ({"recipe": "block-ue8m0"}, "recipe: scale_format: got ue8m0"),
         ({"skip": ["lm_head", "no_such"]}, "skip: got 'no_such', which matches none"),
         ({"skip": "lm_head"}, "skip: got 'lm_head'; give a list"),
-        ({"source": tmp_path / "absent"}, "no such folder"),
+        ({"source": tmp_path / "absent"}, "source: no such folder"),
+        ({"target": tmp_path / "absent" / "new"}, "target: cannot write .* does not exist; make it first"),
         ({"source": converted}, "config.json: has a quantization_config: it is quantised already"),
-        ({"target": converted}, "is there already and not empty"),
+        ({"target": converted}, "target: .* is there already and not empty"),
         ({"target": source, "overwrite": True}, "target: got the source"),
         ({"max_shard_size": -1}, "max_shard_size: got -1"),
     ]

@@ -19,7 +19,8 @@ from checkpoint_variants import VARIANTS
 
 ODD: list[Any] = [
     None, 0, 5, -1, 1.5, float("inf"), 10**400, True, False, "", "x", "*", "re:(", [], [1], ["x"], ["re:("], [[]],
-    [None], {}, {"a": 1}, {"re:(": {}},
+    [None], {}, {"a": 1}, {"re:(": {}}, 1e-40, ["re:a{99999999999}"], {"re:a{99999999999}": {}},
+    ["re:" + 2000 * "(" + 2000 * ")"],
 ]  # fmt: skip
 Place = tuple[Any, ...]
 
@@ -73,3 +74,34 @@ def test_an_odd_value_in_some_place(folders: dict[str, Path], data: st.DataObjec
         assert ok
     finally:
         file.write_text(text)
+
+
+@pytest.mark.parametrize("odd", ["text", 5, [], True])
+def test_two_configs_of_modelopt_of_which_one_is_odd(odd: object, tmp_path: Path) -> None:
+    write_small(tmp_path, "ModelOpt")
+    section = {"quant_method": "modelopt", "quantization": odd}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": section}))
+    with pytest.raises(fp8ref.CheckpointError, match=r"hf_quant_config.json: quant_algo: got 'FP8', but"):
+        fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")
+
+
+@pytest.mark.parametrize("pattern", ["re:(", "re:a{99999999999}", "re:" + 2000 * "(" + 2000 * ")"])
+def test_regular_expressions_that_do_not_compile(pattern: str, tmp_path: Path) -> None:
+    write_small(tmp_path, "compressed-tensors channel")
+    config = copy.deepcopy(VARIANTS["compressed-tensors channel"].config)
+    config["ignore"].append(pattern)
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    with pytest.raises(fp8ref.CheckpointError, match=r"config.json: ignore: .* is no regular expression"):
+        fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")
+
+
+@pytest.mark.parametrize(
+    "bound", [None, 0, -1.0, 1e-40, 2.0**-127, 3.5e38, 1e39, float("inf"), float("nan"), True, "1"]
+)
+def test_bounds_that_are_none(bound: object, tmp_path: Path) -> None:
+    write_small(tmp_path, "FBGEMM")
+    config = {**VARIANTS["FBGEMM"].config, "activation_scale_ub": bound}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": config}))
+    assert not fp8ref.inspect_checkpoint(tmp_path, scan=False).ok
+    with pytest.raises(fp8ref.CheckpointError, match=r"config.json: activation_scale_ub: got"):
+        fp8ref.load_checkpoint(tmp_path, small_model(), backend="emulate")

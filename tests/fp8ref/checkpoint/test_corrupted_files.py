@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import fp8ref
 from checkpoint_corruption import NAMES, SOURCES, assert_inspected, assert_refused, copy_of
-from checkpoint_formats import INDEX, SHARDS, small_model, snapshot
+from checkpoint_formats import INDEX, SHARDS, SINGLE, small_model, snapshot
 
 formats = st.sampled_from(NAMES)
 
@@ -115,7 +115,10 @@ def test_a_shard_outside_the_folder(shard: str) -> None:
         assert_refused(folder, INDEX, "norm.bias", "a plain file name")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"\xff\xfe", b'{"weight_map": 3}', b'{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[1]", b"\xff\xfe", b'{"weight_map": 3}', b'{"weight_map": {"a": 1}}', b'{"weight_map": {}}', b"{}"],
+)
 def test_an_index_that_is_none(content: bytes) -> None:
     with copy_of(NAMES[0]) as folder:
         (folder / INDEX).write_bytes(content)
@@ -143,6 +146,52 @@ def test_a_file_that_the_index_does_not_name_is_a_warning() -> None:
         save_file({"a": torch.ones(1)}, folder / "consolidated.safetensors")
         with pytest.warns(fp8ref.CheckpointWarning, match="consolidated.safetensors: is not named by"):
             fp8ref.load_checkpoint(folder, small_model(), backend="emulate")
+
+
+@pytest.mark.parametrize("file", [INDEX, "config.json"])
+def test_a_key_that_is_there_twice(file: str) -> None:
+    """Of two entries, one reader takes the first, another the last."""
+    with copy_of(NAMES[0]) as folder:
+        text = (folder / file).read_text()
+        key = "norm.bias" if file == INDEX else "quant_method"
+        (folder / file).write_text(text.replace(f'"{key}"', f'"{key}": "gptq", "{key}"'))
+        assert_refused(folder, file, "", f"the key '{key}' is there twice")
+
+
+@pytest.mark.parametrize("name", ["a\ud800", "a\x1b[31m", "a\nb", "a\0"])
+def test_names_that_no_terminal_takes(name: str) -> None:
+    with copy_of(NAMES[0]) as folder:
+        index = json.loads((folder / INDEX).read_text())
+        for listed in ({name: SHARDS[0]}, {"norm.bias": f"{name}.safetensors"}):
+            (folder / INDEX).write_text(json.dumps({"weight_map": {**index["weight_map"], **listed}}))
+            assert_refused(folder, INDEX, "", ascii(name)[1:-1])
+        (folder / INDEX).unlink()
+        entries = json.dumps({name: {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}})
+        (folder / SINGLE).write_bytes(header(entries, 4))
+        assert_refused(folder, SINGLE, "", f"has a tensor {name!a}")
+
+
+def test_a_name_longer_than_files_have() -> None:
+    with copy_of(NAMES[0]) as folder:
+        index, shard = json.loads((folder / INDEX).read_text()), "x" * 300 + ".safetensors"
+        index["weight_map"]["norm.bias"] = shard
+        (folder / INDEX).write_text(json.dumps(index))
+        assert_refused(folder, shard, "", f"is missing; {INDEX} puts norm.bias there")
+
+
+@pytest.mark.parametrize("name", [SINGLE, "other.safetensors"])
+@pytest.mark.parametrize("what", ["folder", "dangling link"])
+def test_a_file_that_is_none(name: str, what: str) -> None:
+    """A link to nothing is what a cache that was cleaned, or git-annex without its content, leaves."""
+    with copy_of(NAMES[0]) as folder:
+        for path in (folder / INDEX, *(folder / shard for shard in SHARDS)):
+            path.unlink()
+        if what == "folder":
+            (folder / name).mkdir()
+        else:
+            (folder / name).symlink_to("blobs/gone")
+        assert_refused(folder, name, "", "is no file" if what == "folder" else "is a link to nothing")
+        assert_inspected(folder, name, "")
 
 
 def header(entries: str, data: int = 0) -> bytes:

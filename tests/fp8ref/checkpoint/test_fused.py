@@ -95,6 +95,20 @@ def test_static_scales_that_differ_cannot_be_fused(tmp_path: Path) -> None:
         fp8ref.load_checkpoint(tmp_path, Fused())
 
 
+def test_a_layer_fills_one_module_only(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(48, 272), nn.Linear(48, 272)
+
+    separate(tmp_path, "AutoFP8 dynamic")
+    model, parts = Twice(), PARTS["gate_up_proj"]
+    before = snapshot(model)
+    with pytest.raises(fp8ref.CheckpointError, match=r"gate_proj.weight: fills both first and second of the model"):
+        fp8ref.load_checkpoint(tmp_path, model, fused={"first": parts, "second": parts})
+    assert snapshot(model) == before
+
+
 def fused_checkpoint(folder: Path, scales: dict[str, Tensor], inputs: Tensor | None = None) -> dict[str, Tensor]:
     """A checkpoint of a fused model with a scalar for each of the layers that were fused."""
     generator = torch.Generator().manual_seed(0)

@@ -234,6 +234,8 @@ def test_wrong_arguments(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     odd = convert(small_model(), "row", SMALL_LAYERS)
     odd.register_buffer("phase", torch.ones(3, dtype=torch.complex128))
+    empty = nn.Sequential()
+    empty.add_module("up", fp8ref.Fp8Linear.from_packed(fp8ref.pack_weight(torch.empty(0, 8)), "row"))
     calls: list[tuple[Any, Path, dict[str, Any], str]] = [
         ("model", tmp_path / "a", {}, "model: got str"),
         (small_model(), tmp_path / "a", {}, "model: no fp8ref.Fp8Linear in it"),
@@ -243,6 +245,7 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         (good, tmp_path / "a", {"max_shard_size": "5GB"}, "max_shard_size: got '5GB'"),
         (convert(small_model(), "row", SMALL_LAYERS).to("meta"), tmp_path / "a", {}, "meta"),
         (odd, tmp_path / "a", {}, "model: phase is torch.complex128, which is not written"),
+        (empty, tmp_path / "a", {}, r"model: up: its weight is \[0, 8\], without values; no loader takes it"),
     ]
     for model, folder, options, words in calls:
         with pytest.raises((TypeError, ValueError), match=words):
