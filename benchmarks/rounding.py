@@ -1,4 +1,4 @@
-"""Time round_to_fp8 against torch's own clamp and conversion: ``python benchmarks/rounding.py``.
+"""Time round_to_fp8 against torch's own clamp and conversion: ``python benchmarks/rounding.py [--json FILE]``.
 
 Every line is timed in turn, round after round, and the fastest of its rounds counts: on a shared machine the load
 of a moment then falls on all of them, and the minimum is what the code itself needs.
@@ -7,9 +7,12 @@ of a moment then falls on all of them, and the minimum is what the code itself n
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import platform
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import gfloat  # type: ignore[import-untyped]
 import ml_dtypes
@@ -62,20 +65,34 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Time round_to_fp8 beside torch, ml_dtypes and gfloat on the CPU.")
     parser.add_argument("--elements", type=int, default=10_000_000, help="float32 inputs (default 10 million)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds, of which the fastest counts (default 7)")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
+    load = os.getloadavg()[0]
     x = torch.randn(options.elements, generator=torch.Generator().manual_seed(0)) * 100
     print(
         f"{options.elements:,} float32, nearest even, saturating, unless it says otherwise; "
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
     )
+    found: dict[str, dict[str, float]] = {}
     for dtype, fmt in FORMATS.items():
         seconds = fastest(candidates(x, dtype), options.rounds)
         yardstick = seconds["torch clamp + to"]
+        found[fmt.name] = seconds
         print(f"\n{fmt.name:26}       ms  x torch")
         for name, s in seconds.items():
             print(f"{name:26} {s * 1e3:8.1f} {s / yardstick:8.2f}")
         ratio = seconds["fp8ref"] / yardstick
         print(f"target: at most {TARGET}x torch: {'met' if ratio <= TARGET else 'MISSED'} ({ratio:.2f}x)")
+    if options.json is not None:
+        environment = {
+            "processor": platform.processor() or platform.machine(),
+            "threads": torch.get_num_threads(),
+            "load before": load,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        }
+        content = {"environment": environment, "elements": options.elements, "seconds": found}
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":
