@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -92,6 +93,7 @@ def scaled_linear(
     )
 
 
+Given = TypeVar("Given", Tensor, Tensor | None)
 Mode = tuple[bool, torch.dtype | None, bool]
 """``use_fast_accum``, ``out_dtype`` and ``batch_invariant`` of a call."""
 Quantising = tuple[str | None, torch.dtype, str, float | None]
@@ -127,10 +129,7 @@ def run_linear(
     if backend != "auto" or not (isinstance(x, Tensor) and isinstance(w, PackedWeight) and optional):
         return _emulated(x, w, bias, input_scale, mode, _checked(x, w, bias, input_scale, mode, backend, how))
     try:
-        # A view may stand for the negatives of what lies in memory.
-        x = x if x.stride()[-1:] == (1,) else x.resolve_neg()
-        bias = None if bias is None else bias.resolve_neg()
-        input_scale = None if input_scale is None else input_scale.resolve_neg()
+        x, bias, input_scale = _as_in_memory(x), _as_in_memory(bias), _as_in_memory(input_scale)
         key = (
             x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16, w.signature, mode, how,
             None if input_scale is None else (input_scale.dtype, input_scale.get_device(), input_scale.shape),
@@ -152,6 +151,11 @@ def run_linear(
         with torch.cuda.device(x.device):
             return call(x, w, bias, input_scale)
     return call(x, w, bias, input_scale)
+
+
+def _as_in_memory(tensor: Given) -> Given:
+    """The tensor itself, but for a view that stands for the negatives of what lies in memory."""
+    return tensor if tensor is None or not tensor.is_neg() else tensor.resolve_neg()
 
 
 def _checked(

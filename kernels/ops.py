@@ -14,6 +14,9 @@ from fp8ref.kernels.activations import NO_GRADIENT, Activations
 from fp8ref.kernels.pack import PackedWeight, pack_weight, padded_k
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+# torch has no public names for these; looked up once, for every call of a kernel asks them.
+_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
+_functorch_level = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001
 
 
 def is_traced(x: Tensor) -> bool:
@@ -21,11 +24,7 @@ def is_traced(x: Tensor) -> bool:
 
     Fake tensors and other subclasses, dispatch modes (``make_fx``) and ``torch.func`` know operators alone.
     """
-    return (
-        type(x) not in _PLAIN
-        or bool(torch._C._len_torch_dispatch_stack())  # noqa: SLF001 - torch has no public names for these
-        or torch._C._functorch.peek_interpreter_stack() is not None  # noqa: SLF001
-    )
+    return type(x) not in _PLAIN or _dispatch_modes() != 0 or _functorch_level() is not None
 
 
 @torch.library.custom_op("fp8ref::scaled_linear", mutates_args=())
