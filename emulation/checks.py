@@ -81,3 +81,12 @@ def check_out_dtype(out_dtype: object) -> None:
     """Raise TypeError unless ``out_dtype`` is one that the hardware writes."""
     if out_dtype not in OUT_DTYPES:
         raise TypeError(f"out_dtype: got {out_dtype}; give one of {list(OUT_DTYPES)}")
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of another package says in its first line, or its type where it says nothing.
+
+    >>> first_line(KeyboardInterrupt())
+    'KeyboardInterrupt'
+    """
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

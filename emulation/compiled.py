@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from fp8ref.emulation.bits import FP32, FP64
+from fp8ref.emulation.checks import first_line
 from fp8ref.emulation.compiled_cuda import promote_scaled_cuda, triton_obstacle
 from fp8ref.emulation.compiled_loops import (
     BLOCK,
@@ -67,8 +68,8 @@ _COMPILERS: dict[str, tuple[Callable[[], Exception | None], str, str]] = {
 def _remedy(compiler: str, extra: str, obstacle: Exception) -> str:
     if isinstance(obstacle, ModuleNotFoundError) and obstacle.name == compiler.lower():
         return f"needs {compiler}: pip install 'fp8ref[{extra}]'"
-    reason = (str(obstacle).strip() or "no reason given").splitlines()[0]
-    return f"needs {compiler}, which cannot be imported here ({type(obstacle).__name__}: {reason}): repair it"
+    reason = f"{type(obstacle).__name__}: {first_line(obstacle)}"
+    return f"needs {compiler}, which cannot be imported here ({reason}): repair it"
 
 
 def is_compiled(engine: Engine, device: torch.device) -> bool:

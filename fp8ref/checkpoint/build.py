@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from fp8ref.checkpoint.findings import CheckpointError
+from fp8ref.emulation.checks import first_line
 
 
 def build_model(folder: Path) -> nn.Module:
@@ -41,8 +42,9 @@ def build_model(folder: Path) -> nn.Module:
             )
         built.tie_weights()
     except Exception as error:  # whatever the parts of transformers raise: it all means that there is no model
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{folder}: config.json: transformers cannot build the model: {reason}") from error
+        raise CheckpointError(
+            f"{folder}: config.json: transformers cannot build the model: {first_line(error)}"
+        ) from error
     if (folder / "generation_config.json").is_file():
         try:
             built.generation_config = transformers.GenerationConfig.from_pretrained(str(folder), local_files_only=True)

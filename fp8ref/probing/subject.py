@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from fp8ref.emulation.checks import first_line
+
 Trial = Mapping[int, tuple[float, float]]
 """Products by their place along K; the factors are exact in the operands' formats."""
 
@@ -205,5 +207,6 @@ def check_subject(matmul: object, dtypes: object, device: str) -> None:
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"device: got {device!r}, but {reason}; give one that torch has here, such as cpu") from error
+        raise ValueError(
+            f"device: got {device!r}, but {first_line(error)}; give one that torch has here, such as cpu"
+        ) from error

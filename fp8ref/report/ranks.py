@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch.distributed as dist
 
+from fp8ref.emulation.checks import first_line
 from fp8ref.report.errors import ReportError
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Together:
         try:
             dist.all_gather_object(values, value)
         except RuntimeError as error:  # gloo's errors have no class of their own
-            raise ReportError(f"a rank is lost: {_first_line(error)}; start the report again") from error
+            raise ReportError(f"a rank is lost: {first_line(error)}; start the report again") from error
         return values
 
     def _look_around(self, advance: Callable[[int], None] | None) -> None:
@@ -234,9 +235,9 @@ def joined(patience: float = PATIENCE) -> Iterator[Ranks]:
             ranks.fail(str(error))
             raise
         except dist.DistError as error:  # the store went with its process
-            raise ReportError(f"a rank or its machine is lost: {_first_line(error)}; start the report again") from error
+            raise ReportError(f"a rank or its machine is lost: {first_line(error)}; start the report again") from error
         except BaseException as error:
-            ranks.fail(f"{type(error).__name__}: {_first_line(error)}")
+            ranks.fail(f"{type(error).__name__}: {first_line(error)}")
             raise
         finally:
             ranks.leave()
@@ -252,12 +253,8 @@ def _join(patience: float) -> Together:
         store, number, count = next(rendezvous("env://", timeout=_JOIN))
         dist.init_process_group("gloo", store=PrefixStore("gloo", store), rank=number, world_size=count, timeout=_JOIN)
     except (RuntimeError, ValueError) as error:
-        raise ReportError(f"the ranks did not find each other: {_first_line(error)}") from error
+        raise ReportError(f"the ranks did not find each other: {first_line(error)}") from error
     return Together(PrefixStore("report", store), number, count, patience)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 @contextmanager
