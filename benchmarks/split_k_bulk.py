@@ -5,7 +5,6 @@ Needs ``PYTHONPATH=.:tests`` and writes to ``--out``. split_k_map.py proved that
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
@@ -17,7 +16,7 @@ from typing import Any
 import cublaslt
 import numpy as np
 import torch
-from split_k_map import WORKERS, describe, say, start_workers, wake
+from split_k_map import WORKERS, describe, run_script, say, start_workers, wake
 from split_k_shapes import Shapes, bulk, fresh, near
 
 from golden.scaled_mm import TENSOR
@@ -78,17 +77,7 @@ def record_bulk(out: Path, deadline: float) -> None:
 
 def main() -> int:
     """Work, or start the workers."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--worker", type=int)
-    parser.add_argument("--deadline", type=float)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    if options.worker is not None:
-        work_bulk(options.out, options.worker, options.deadline)
-    else:
-        record_bulk(options.out, time.time() + 110)
-    return 0
+    return run_script(__doc__, work_bulk, record_bulk, 110)
 
 
 if __name__ == "__main__":

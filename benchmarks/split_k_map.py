@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -188,16 +189,26 @@ def check(out: Path) -> list[Any]:
 
 def main() -> int:
     """Start the workers, measure beside them, say what came of it."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    return run_script(__doc__, work, record_all, 105)
+
+
+def run_script(
+    about: str | None,
+    as_worker: Callable[[Path, int, float], None],
+    as_first: Callable[[Path, float], None],
+    seconds: float,
+) -> int:
+    """A recording script from its command line: it is a worker if start_workers() started it, and the first if not."""
+    parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--worker", type=int)
     parser.add_argument("--deadline", type=float)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.worker is not None:
-        work(options.out, options.worker, options.deadline)
+        as_worker(options.out, options.worker, options.deadline)
     else:
-        record_all(options.out, time.time() + 105)
+        as_first(options.out, time.time() + seconds)
     return 0
 
 
