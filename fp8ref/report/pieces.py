@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,19 +20,6 @@ from fp8ref.report.results import Energies, LayerResult, OperandCounts, RecipeRe
 
 _ROWS = 64
 """Rows of logits that are turned into float64 probabilities at a time, to keep memory flat for large vocabularies."""
-
-
-@dataclass(frozen=True)
-class PieceResult:
-    """What one recipe did to one window: its layers and, for each predicted token, its losses."""
-
-    layers: tuple[LayerResult, ...]
-    nll: tuple[float, ...]
-    fp32_nll: tuple[float, ...]
-    divergence: tuple[float, ...]
-    same_top: int
-    products: int
-    seconds: float
 
 
 class Pieces:
@@ -68,8 +54,8 @@ class Pieces:
         number, window = divmod(index, len(self.windows))
         return self.recipes[number], window
 
-    def run(self, index: int, on_products: Callable[[int], None]) -> PieceResult:
-        """Compute one; ``on_products`` hears of the multiplications of every layer."""
+    def run(self, index: int, on_products: Callable[[int], None]) -> RecipeResult:
+        """Compute one: a result of its window alone; ``on_products`` hears of the multiplications of every layer."""
         recipe, window = self.at(index)
         self._quantise_weights(recipe)
         return self._run(recipe, self.windows[window], on_products)
@@ -87,7 +73,7 @@ class Pieces:
         }
         self._quantised = wanted
 
-    def _run(self, recipe: Recipe, window: torch.Tensor, on_products: Callable[[int], None]) -> PieceResult:
+    def _run(self, recipe: Recipe, window: torch.Tensor, on_products: Callable[[int], None]) -> RecipeResult:
         began = time.perf_counter()
         products = 0
 
@@ -105,7 +91,8 @@ class Pieces:
             expected = _log_probabilities(self.model, window)
         with computed_by({**plain, **oracles}):
             got = _log_probabilities(self.model, window, f"recipe {recipe.name}")
-        return PieceResult(
+        return RecipeResult(
+            recipe,
             tuple(oracle.result() for oracle in oracles.values() if oracle.activations.values),
             _nll(got, window),
             _nll(expected, window),
@@ -115,7 +102,7 @@ class Pieces:
             time.perf_counter() - began,
         )
 
-    def merge(self, results: Sequence[PieceResult]) -> list[RecipeResult]:
+    def merge(self, results: Sequence[RecipeResult]) -> list[RecipeResult]:
         """Put all pieces together, one result a recipe.
 
         Raises:
@@ -127,7 +114,7 @@ class Pieces:
             for number, recipe in enumerate(self.recipes)
         ]
 
-    def _merge(self, recipe: Recipe, results: Sequence[PieceResult]) -> RecipeResult:
+    def _merge(self, recipe: Recipe, results: Sequence[RecipeResult]) -> RecipeResult:
         layers: dict[str, list[LayerResult]] = {name: [] for name in self.linears}
         for result in results:
             for layer in result.layers:

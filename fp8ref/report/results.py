@@ -157,7 +157,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class RecipeResult:
-    """One recipe: every layer, and what became of the model's predictions.
+    """One recipe: every layer, and what became of the model's predictions; of all windows, or of a single one.
 
     Attributes:
         nll: negative log-likelihood in nats, one value per predicted token.

@@ -13,7 +13,7 @@ from torch import nn
 from fp8ref.report.errors import ReportError
 from fp8ref.report.layers import choose_linears
 from fp8ref.report.listening import Progress, Silent
-from fp8ref.report.pieces import PieceResult, Pieces
+from fp8ref.report.pieces import Pieces
 from fp8ref.report.ranks import Alone, Ranks
 from fp8ref.report.recipes import Recipe
 from fp8ref.report.results import NotConverted, RecipeResult, Report
@@ -105,7 +105,7 @@ def _run(pieces: Pieces, ranks: Ranks, progress: Progress) -> list[RecipeResult]
     alone = ranks.count == 1
     began = time.perf_counter()
 
-    def work(index: int, advance: Callable[[int], None]) -> PieceResult:
+    def work(index: int, advance: Callable[[int], None]) -> RecipeResult:
         nonlocal began
         recipe, window = pieces.at(index)
         if alone and window == 0:
