@@ -25,10 +25,9 @@ from typing import Literal
 import torch
 from limit import describe, operations_per_product
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 import fp8ref
-from fp8ref.report.progress import RateColumn
+from fp8ref.report.progress import products_progress
 
 ENGINES: tuple[Literal["torch", "compiled"], ...] = ("torch", "compiled")
 SHAPES = ((64, 1920, 5760), (16, 4096, 4096), (512, 576, 1536))
@@ -146,17 +145,8 @@ def mmasim_job(a: torch.Tensor, b: torch.Tensor) -> Job:
 
 def measure(jobs: dict[str, list[Job]]) -> dict[str, dict[str, float]]:
     """Run everything; rates by shape and name."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.percentage:>3.0f}%"),
-        RateColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    console = Console(stderr=True)
     total = sum(job.products * (job.repeats + 1) for rows in jobs.values() for job in rows)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with products_progress(Console(stderr=True)) as progress:
         task = progress.add_task("", total=total)
         figures: dict[str, dict[str, float]] = {}
         for shape, rows in jobs.items():

@@ -19,22 +19,27 @@ class RateColumn(ProgressColumn):
         return Text("" if speed is None else f"{speed / 1e6:,.0f} M products/s", style="progress.data.speed")
 
 
+def products_progress(console: Console) -> Progress:
+    """Bars of rich that count multiplications, with their rate and the time left; silent where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.percentage:>3.0f}%"),
+        RateColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
 class Bars:
     """Shows a run on a console; a context manager."""
 
     def __init__(self, console: Console) -> None:
         """Show the run on ``console``."""
         self._console = console
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            TextColumn("{task.percentage:>3.0f}%"),
-            RateColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
+        self._progress = products_progress(console)
         self._names: Sequence[str] = ()
         self._products = 0
         self._all: TaskID | None = None
