@@ -60,7 +60,8 @@ def emulate_matmul(
         unit: the tensor-core unit, a name of :data:`fp8ref.UNITS` or a :class:`fp8ref.TensorCoreUnit`.
         split_k: number of parts that K is cut into (cuBLASLt's split), 1 for none; with 128x128 scales runs are rounded
             up to four tiles of 128, which can leave fewer parts. cuBLASLt never cuts with row-wise scales; kernels do.
-            ``"auto"``: what cuBLASLt on ``device`` would do, by :func:`fp8ref.split_k`.
+            ``"auto"``: what cuBLASLt on ``device`` would do, by :func:`fp8ref.split_k`, leaving products out where it
+            does; a number adds every product.
         device: with ``split_k="auto"`` alone: the GPU to ask about, ``"h200"``.
         scaling: the kinds of scales of ``a`` and ``b``, where the shapes leave it open: with K <= 128 row-wise is
             meant unless this says otherwise, with all-one-element scales tensor-wise, and with N = 1 1x128 by 1x128
@@ -81,6 +82,9 @@ def emulate_matmul(
         NoEvidenceError: ``split_k="auto"`` where it is not known what the GPU does; a ValueError.
         ImportError: ``engine="compiled"`` without numba, or without Triton for CUDA tensors.
 
+    Warns:
+        DroppedProductsWarning: ``split_k="auto"`` for a shape whose last products of K cuBLASLt never adds.
+
     Source: recorded on an H200, ``tests/emulation/test_golden.py``. Where the hardware refuses (odd K or N, e5m2 by
     e5m2, a bias with fp32 output) this computes what the unit would.
 
@@ -97,13 +101,13 @@ def emulate_matmul(
     check_bias(bias, a, b.shape[1])
     check_bool(use_fast_accum, "use_fast_accum")
     model = unit_of(unit)
-    split_k = resolve_split_k(
+    split_k, added = resolve_split_k(
         split_k, device, a, b, out_dtype=out_dtype, use_fast_accum=use_fast_accum, scaling=kinds, bias=bias, unit=model
     )
     blocks = "1x128" in kinds
     if blocks and use_fast_accum:
         raise ValueError("use_fast_accum: got True with block scales, which are always promoted; pass False")
-    parts = split_parts(a.shape[1], split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
+    parts = split_parts(added, split_k, _TILES_OF_A_RUN if "128x128" in kinds else 1)
     promote = None
     if blocks:
         add = promote_scaled if is_compiled(engine, a.device) else _promote_scaled

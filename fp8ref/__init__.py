@@ -28,7 +28,7 @@ from fp8ref.emulation.matmul import emulate_matmul
 from fp8ref.emulation.quantize import ScaledTensor, dequantize, quantize
 from fp8ref.emulation.rounding import round_to_fp8
 from fp8ref.emulation.scales import Scaling
-from fp8ref.emulation.split_k import NoEvidenceError, split_k
+from fp8ref.emulation.split_k import DroppedProductsWarning, NoEvidenceError, split_k
 from fp8ref.emulation.units import UNITS, TensorCoreUnit, unit_of
 from fp8ref.kernels.explain import Explanation, explain
 from fp8ref.kernels.linear import scaled_linear
@@ -50,6 +50,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointWarning",
     "ConversionReport",
+    "DroppedProductsWarning",
     "Explanation",
     "Fp8Format",
     "Fp8Linear",

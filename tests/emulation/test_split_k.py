@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import fp8ref
-from fp8ref import NoEvidenceError, accumulate, emulate_matmul, split_k
+from fp8ref import DroppedProductsWarning, NoEvidenceError, accumulate, emulate_matmul, split_k
+from fp8ref.emulation.compiled import Engine
 from fp8ref.emulation.scales import Scaling
+from fp8ref.emulation.split_k import dropped_k
 from package_files import ROOT
 
 E4M3 = torch.float8_e4m3fn
@@ -19,7 +23,12 @@ SAMPLE = np.load(Path(__file__).with_name("split_k_fresh.npz"))
 RESULT = json.loads((ROOT / "benchmarks" / "results" / "split_k_holdout.json").read_text())
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "e4m3": E4M3}
 PAIRS: dict[str, tuple[Scaling, Scaling]] = {"tensor": ("tensor", "tensor"), "row": ("row", "row")}
+TAILS = json.loads((ROOT / "benchmarks" / "results" / "split_k_tail.json").read_text())["rows"]
 GOLDEN = json.loads((ROOT / "tests" / "golden" / "split_k.json").read_text())["first_part"]
+
+
+# The shapes of every sample are asked about, those among them whose last products are left out as well.
+pytestmark = pytest.mark.filterwarnings("ignore::fp8ref.DroppedProductsWarning")
 
 
 def predict(m: int, n: int, k: int, out: torch.dtype, fast: bool, bias: torch.dtype | None) -> int | None:
@@ -89,7 +98,6 @@ def test_the_bounds_have_no_exception() -> None:
         ((8, 64, 16384), {"scaling": ("1x128", "1x128")}, "1x128"),
         ((8, 64, 16384), {"operands": (torch.float8_e5m2, E4M3)}, "float8_e5m2"),
         ((8, 64, 16384), {"out_dtype": E4M3, "bias_dtype": torch.float16}, "bias_dtype=torch.float16"),
-        ((5, 208, 51216), {}, "parts"),
     ],
 )
 def test_without_evidence_it_says_so(shape: tuple[int, int, int], options: dict[str, object], message: str) -> None:
@@ -138,3 +146,34 @@ def test_what_auto_needs(options: dict[str, object], error: type[Exception], mes
 def test_an_empty_product_is_not_cut() -> None:
     a, b, one = torch.zeros(0, 32).to(E4M3), torch.zeros(32, 16).to(E4M3), torch.ones(())
     assert fp8ref.emulate_matmul(a, b, one, one, split_k="auto", device="h200").shape == (0, 16)
+
+
+def test_cublaslt_leaves_out_what_is_left_over() -> None:
+    """The shapes that an H200 was asked about place by place: how many products at the end of K count."""
+    seen = {(row["parts"], row["M, N, K"][2]): row["never added"] for row in TAILS}
+    assert {dropped_k(k, parts) for parts, k in seen} == {0, 16}
+    assert all(dropped_k(k, parts) == dropped for (parts, k), dropped in seen.items())
+    assert not any(row["differing from the oracle"] or row["NaN there is seen"] for row in TAILS)
+    assert all(row["they are the last"] for row in TAILS)
+
+
+@pytest.mark.parametrize("engine", ["torch", "compiled"])
+@pytest.mark.parametrize("fast", [True, False])
+def test_the_oracle_leaves_them_out_and_says_so(fast: bool, engine: Engine) -> None:
+    m, n, k = 5, 208, 51216
+    generator = torch.Generator().manual_seed(6)
+    a, b = (torch.randn(size, k, generator=generator).to(E4M3) for size in (m, n))
+    one = torch.ones(())
+    options: dict[str, Any] = {"use_fast_accum": fast, "out_dtype": torch.float32}
+    with pytest.warns(DroppedProductsWarning, match="20 parts of 2560 and never adds the last 16 products of K"):
+        asked = emulate_matmul(a, b.t(), one, one, split_k="auto", device="h200", engine=engine, **options)
+    assert torch.equal(asked, emulate_matmul(a[:, :-16], b[:, :-16].t(), one, one, split_k=20, **options))
+    whole = emulate_matmul(a, b.t(), one, one, split_k=20, **options)
+    tail = (a[:, -16:].float() @ b[:, -16:].float().t()).abs()
+    assert int((whole - asked).abs().gt(tail / 2).sum()) > m * n / 2, "a number adds every product"
+
+
+def test_a_whole_k_gives_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [split_k(5, 208, k) for k in (51200, 51232, 51248)] == [19, 20, 20]

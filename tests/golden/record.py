@@ -27,7 +27,7 @@ from golden.store import Case, Recording, load
 PARTS = ("scaled_mm", "scaled_mm_no_workspace", "split_k", "mma_sync", "tl_dot_wgmma", "tl_dot_hmma", "tl_dot_fp16")
 
 
-def _cublaslt_version() -> str:
+def cublaslt_version() -> str:
     """The version of the cuBLASLt that torch has loaded."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         if "libcublasLt.so" in line:
@@ -63,7 +63,7 @@ def environment(device: str) -> dict[str, str]:
         )
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
         name, driver = subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip().split(", ")
-        found |= {"gpu": name, "driver": driver, "cublaslt": _cublaslt_version()}
+        found |= {"gpu": name, "driver": driver, "cublaslt": cublaslt_version()}
         found["capability"] = ".".join(map(str, torch.cuda.get_device_capability()))
     for name in ("CUBLASLT_WORKSPACE_SIZE", "CUBLAS_WORKSPACE_CONFIG"):
         found[name] = os.environ.get(name, "not set")
