@@ -11,7 +11,7 @@ import torch
 
 from fp8ref.probing.model import Model, build, dots, same_arithmetic
 from fp8ref.probing.rounding import NEAREST, OUTPUTS
-from fp8ref.probing.steps import ROUNDINGS, Arithmetic, Rounding
+from fp8ref.probing.steps import ROUNDINGS, Accumulator, Arithmetic, Rounding
 from fp8ref.probing.structure import Structure, period
 from fp8ref.probing.subject import Subject, Trial, factors
 from fp8ref.probing.tree import SMALLEST, Masks
@@ -29,6 +29,7 @@ class Arithmetics:
     c_bits: int | None = None
     significant_bits: tuple[int, int] | None = None
     result_rounding: Rounding | None = None
+    accumulator: Accumulator | None = None
     total_rounding: str | None = None
     evidence: dict[str, list[Outcome]] = field(default_factory=dict)
     model: Model | None = None
@@ -154,6 +155,7 @@ def _candidates(
 ) -> None:
     """B and the rounding of a result: every candidate is computed, and those that differ anywhere are out."""
     trials = [
+        *_beyond_fp16(masks, places),
         *_wide_sums(masks, places, found.fraction_bits, out, -subject.lift),
         *_ties(masks, places, found.fraction_bits, out, -subject.lift),
     ]
@@ -178,6 +180,7 @@ def _candidates(
         if found.fraction_bits is None and len({way.fraction_bits for way in fits}) == 1:
             found.fraction_bits = fits[0].fraction_bits
         found.result_rounding = fits[0].rounding if len({way.rounding for way in fits}) == 1 else None
+        found.accumulator = fits[0].accumulator if len({way.accumulator for way in fits}) == 1 else None
         # Where several cannot be told apart, one that is known, else the widest: fp32 holds no more.
         models = [build(structure, way, subject.k) for way in sorted(fits, key=lambda way: -way.significant_bits)]
         known = [model for model in models if model.unit is not None and same_arithmetic(model.unit)]
@@ -189,7 +192,8 @@ def _ways(structure: Structure, fraction_bits: int | None) -> Iterable[list[Arit
     if structure.products_per_step == 1:
         yield [Arithmetic(None, 24, "nearest")]
     if fraction_bits is not None:
-        yield [Arithmetic(fraction_bits, bits, rounding) for rounding in ROUNDINGS for bits in range(2, 25)]
+        wide = [Arithmetic(fraction_bits, bits, rounding) for rounding in ROUNDINGS for bits in range(2, 25)]
+        yield wide + [Arithmetic(fraction_bits, 11, rounding, "float16") for rounding in ROUNDINGS]
     elif structure.products_per_step == 1:
         yield [Arithmetic(kept, bits, "truncate") for bits in range(2, 25) for kept in range(2, 34)]
 
@@ -245,6 +249,18 @@ def _ties(masks: Masks, places: Places, fraction_bits: int | None, out: torch.dt
             return
         half, low = _value(masks, top - digits), _value(masks, top - t)
         yield {**dict.fromkeys(final[:copies], _value(masks, level)), final[copies]: half, final[copies + 1]: low}
+
+
+def _beyond_fp16(masks: Masks, places: Places) -> Iterable[Trial]:
+    """A sum above 65504, taken away by later steps: Inf remains of it where fp16 holds c."""
+    if len(places.steps) < 2 or masks.big < 14:
+        return
+    part = min(masks.big, 15)
+    for exponent in (part, part - 1):
+        first, later = places.steps[0][:4], places.steps[1][:4]
+        if len(first) == len(later) == 4:
+            up, down = (_value(masks, exponent, 1.0, sign) for sign in (1, -1))
+            yield {**dict.fromkeys(first, up), **dict.fromkeys(later, down)}
 
 
 def _total(subject: Subject, masks: Masks, places: Places, found: Arithmetics, out: torch.dtype) -> None:

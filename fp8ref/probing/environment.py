@@ -18,7 +18,8 @@ def oracle_call(model: Model | None, known: str | None, subject: Subject) -> str
         return None
     unit = repr(known) if known else "report.unit"
     extra = "" if model.split_k == 1 else f", split_k={model.split_k}"
-    return f"fp8ref.accumulate(a, b, unit={unit}, use_fast_accum={model.use_fast_accum}{extra})"
+    operands = f"a[:, :{subject.k}], b[:{subject.k}]" if subject.tail else "a, b"
+    return f"fp8ref.accumulate({operands}, unit={unit}, use_fast_accum={model.use_fast_accum}{extra})"
 
 
 def where(device: str) -> dict[str, str]:

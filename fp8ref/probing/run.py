@@ -13,12 +13,13 @@ from fp8ref.emulation.scales import PAIRS, Scaling
 from fp8ref.probing.arithmetic import Arithmetics, find_arithmetic
 from fp8ref.probing.environment import oracle_call, where
 from fp8ref.probing.model import Model, build, same_arithmetic
+from fp8ref.probing.product import check_product, leave_out_tail, never_added
 from fp8ref.probing.report import Finding, ProbeReport
 from fp8ref.probing.rounding import NEAREST, OUTPUTS
 from fp8ref.probing.scales import BLOCK_FORMULAS, FORMULAS, Scales, find_scales, ones
 from fp8ref.probing.specials import Special, find_output, find_specials
 from fp8ref.probing.structure import Structure, find_structure
-from fp8ref.probing.subject import ProbeError, Subject, check_subject
+from fp8ref.probing.subject import Subject, check_subject
 from fp8ref.probing.tree import Masks, NotATreeError, choose_masks
 from fp8ref.probing.verify import Verdict, compare
 
@@ -106,7 +107,13 @@ class _Run:
     def report(self, scaling: tuple[Scaling, Scaling] | None, bias: bool, elements: int) -> ProbeReport:
         """Do everything."""
         self.say("is it a matrix product?")
-        out = self._first_calls()
+        subject = self.subject
+        leave_out_tail(subject, never_added(subject), blocks=scaling is not None and "1x128" in scaling)
+        out = check_product(subject)
+        self.add("deterministic", True, "two calls gave the same bits")
+        if subject.tail:
+            last = subject.k + subject.tail - 1
+            self.add("never added", subject.tail, f"the products at k = {subject.k} to {last}, the end of K")
         self.about["output"] = str(out).removeprefix("torch.")
         masks = choose_masks(self.subject, out)
         self.say("specials")
@@ -138,31 +145,6 @@ class _Run:
             self.subject.trials_asked,
             where(self.subject.device),
         )
-
-    def _first_calls(self) -> torch.dtype:
-        """The output type; refuses what is no product of a and b, or not the same twice."""
-        subject, generator = self.subject, torch.Generator().manual_seed(1)
-        x, y = torch.zeros(subject.m, subject.k), torch.zeros(subject.n, subject.k)
-        for row in range(subject.m):
-            x[row, torch.randint(0, subject.k, (2,), generator=generator)] = 1.0
-        y[torch.rand(y.shape, generator=generator) < 0.5] = 1.0
-        y[:, 0] = 1.0
-        first = subject.multiply(*subject.operands(x, y))
-        if not torch.equal(first.double().cpu(), (x @ y.t()).double()):
-            raise ProbeError(
-                "the callable does not return a @ b: a product of ones and zeros came out wrong. It is called with a "
-                "[M, K] and b [K, N]; a callable that wants b as [N, K] needs a wrapper"
-            )
-        noise = [torch.randn(t.shape, generator=generator) for t in (x, y)]
-        a, b = subject.operands(noise[0], noise[1])
-        one, two = subject.multiply_untouched(a, b), subject.multiply(a, b)
-        if not torch.equal(one.double(), two.double()):
-            count = int((one.double() != two.double()).sum())
-            raise ProbeError(
-                f"the callable is not deterministic: {count} of {one.numel()} outputs differ between two calls"
-            )
-        self.add("deterministic", True, "two calls gave the same bits")
-        return first.dtype
 
     def _model(self, masks: Masks, out: torch.dtype) -> Model | None:
         """Structure and arithmetic, as findings and as a model."""
@@ -244,6 +226,9 @@ class _Run:
         )
         self.add("significant bits", value, text, evidence.get("significant_bits", ()))
         self.add("rounding of a step", found.result_rounding)
+        if found.model is not None and found.accumulator != "float32":
+            several = "not determined: float32 or float16"
+            self.add("accumulator", found.accumulator, "float16" if found.accumulator else several)
         if structure.chains:
             self.add("rounding of the total", found.total_rounding, evidence=evidence.get("total", ()))
 
@@ -275,7 +260,9 @@ class _Run:
         elements: int,
     ) -> Verdict | None:
         """The model against the subject, scales of one where it takes scales."""
-        rounding = output.seen if output.seen in OUTPUTS else NEAREST if out.itemsize >= 4 else None
+        # What an fp16 accumulator holds is an fp16 output already.
+        held = model is not None and model.how is not None and model.how.accumulator == str(out).removeprefix("torch.")
+        rounding = output.seen if output.seen in OUTPUTS else NEAREST if out.itemsize >= 4 or held else None
         if model is None or rounding is None or (scaling is not None and (scales is None or not scales.formulas)):
             return None
 

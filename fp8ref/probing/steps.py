@@ -16,7 +16,9 @@ from torch import Tensor
 from fp8ref.probing.subject import range_of
 
 Rounding = Literal["truncate", "nearest"]
+Accumulator = Literal["float32", "float16"]
 ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+_LARGEST_FP16 = torch.finfo(torch.float16).max
 
 
 @dataclass(frozen=True)
@@ -27,17 +29,19 @@ class Arithmetic:
         fraction_bits: F, bits kept of every term below the largest exponent; None where nothing is cut off.
         significant_bits: B, of a step's result.
         rounding: of a step's result.
+        accumulator: the range of a step's result: float16 ends in Inf from 65520 on, and in multiples of 2**-24.
     """
 
     fraction_bits: int | None
     significant_bits: int
     rounding: Rounding
+    accumulator: Accumulator = "float32"
 
 
 def run_chain(a: Tensor, b: Tensor, steps: Sequence[Sequence[int]], ways: Sequence[Arithmetic]) -> Tensor:
     """One chain from +0, computed in several ways at once: fp32 [ways, ...] from a and b [..., K], which broadcast.
 
-    ``steps`` lists the products of each step. Of the ways either all cut terms off or none does.
+    ``steps`` lists the products of each step, which must be finite. Of the ways either all cut terms off or none does.
     """
     shape = torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
     total = torch.zeros(len(ways), *shape, dtype=torch.float32, device=a.device)
@@ -49,7 +53,9 @@ def run_chain(a: Tensor, b: Tensor, steps: Sequence[Sequence[int]], ways: Sequen
     last_bit = torch.tensor([2.0 ** -(way.fraction_bits or 0) for way in ways], dtype=torch.float64).view(column)
     width = torch.tensor([2.0 ** (1 - way.significant_bits) for way in ways], dtype=torch.float64).view(column)
     nearest = torch.tensor([way.rounding == "nearest" for way in ways]).view(column)
-    last_bit, width, nearest = (t.to(a.device) for t in (last_bit, width, nearest))
+    half = torch.tensor([way.accumulator == "float16" for way in ways]).view(column)
+    last_bit, width, nearest, half = (t.to(a.device) for t in (last_bit, width, nearest, half))
+    least, finest = torch.where(half, 2.0**-14, 0.0).double(), torch.where(half, 2.0**-24, 0.0).double()
     touched = [(flat != 0).flatten(0, -2).any(0) for flat in (x, y)]
     silent = False
     for step in steps:
@@ -64,12 +70,14 @@ def run_chain(a: Tensor, b: Tensor, steps: Sequence[Sequence[int]], ways: Sequen
             continue
         scales = torch.where(products == 0, 0.0, scale_x[..., places] * scale_y[..., places]).amax(-1)
         addend = total.double()
-        largest = torch.maximum(scales, torch.where(addend == 0, 0.0, _pow2(addend, -126)))
+        largest = torch.maximum(scales, torch.where(addend == 0, 0.0, _pow2(addend, -126).maximum(least)))
         unit = torch.where(largest == 0, 1.0, largest) * last_bit
         exact = ((products / unit[..., None]).trunc().sum(-1) + (addend / unit).trunc()) * unit
-        coarse = _pow2(exact, -1000) * width
+        coarse = (_pow2(exact, -1000) * width).maximum(finest)
         scaled = torch.where(exact == 0, 0.0, exact / coarse)
         total = (torch.where(nearest, scaled.round(), scaled.trunc()) * coarse + 0.0).float()
+        total = torch.where(half & (total.abs() > _LARGEST_FP16), torch.inf * total.sign(), total)
+        total = torch.where(addend.isinf(), addend.float(), total)
     return total
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fp8ref.emulation.checks import first_line
 
@@ -40,6 +41,7 @@ class Subject:
         m: rows of a.
         n: columns of b.
         k: K; every call has these sizes, for kernels may take another path at others.
+        tail: products at the end of K, beyond ``k``, that the callable never adds: every call has ones there.
         dtype_a: format of a.
         dtype_b: format of b.
         device: where the operands lie.
@@ -58,6 +60,7 @@ class Subject:
     device: str = "cpu"
     scales: Callable[[], tuple[Tensor, Tensor]] | None = None
     lift: int = 0
+    tail: int = 0
     calls: int = 0
     trials_asked: int = 0
     on_call: Callable[[], None] = field(default=lambda: None)
@@ -105,7 +108,11 @@ class Subject:
         return out
 
     def operands(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Operands in the subject's formats from exact values: x [M, K], y [N, K]; b comes out column-major."""
+        """Operands in the subject's formats from exact values: x [M, K], y [N, K]; b comes out column-major.
+
+        Where there is a ``tail`` they are longer by it, and ones there.
+        """
+        x, y = (functional.pad(t, (0, self.tail), value=1.0) if self.tail else t for t in (x, y))
         a = x.to(self.device, torch.float32).to(self.dtype_a).contiguous()
         b = y.to(self.device, torch.float32).to(self.dtype_b).contiguous()
         return a, b.t()

@@ -59,7 +59,9 @@ def choose_masks(subject: Subject, out: torch.dtype) -> Masks:
             break
     else:
         raise ProbeError("large products do not cancel at any size: this is no sum of products")
-    lows = [max(bottom, floor), max(left.low + right.low, floor), max(left.low + right.low, floor) + 2, 0]
+    normal = max(left.low + right.low, floor)
+    # The least that an fp16 accumulator holds comes before giving up on small values.
+    lows = [max(bottom, floor), normal, normal + 2, *([-24] if normal + 2 < -24 else []), 0]
     for small in lows:
         value = factors(small, 1.0, left, right)
         if all(v == 2.0**small for v in subject.ask([{place: value} for place in ends])):

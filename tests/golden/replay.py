@@ -49,7 +49,7 @@ def _power_of_two(x: Tensor, e_min: int) -> Tensor:
     return torch.where(x == 0, 0.0, torch.ldexp(torch.ones_like(x), exponent.clamp(min=e_min)))
 
 
-def _step_fp16(a: Tensor, b: Tensor, c: Tensor, fraction_bits: int) -> Tensor:
+def step_fp16(a: Tensor, b: Tensor, c: Tensor, fraction_bits: int) -> Tensor:
     """One step with an fp16 accumulator: aligned as ever, then one rounding to fp16, to nearest even; zero is +0."""
     x, y, addend = a.double(), b.double(), c.double()
     products = x * y
@@ -75,7 +75,7 @@ def _dot_fp16(case: Case, a: Tensor, b: Tensor, c: Tensor) -> Tensor:
     for k in range(0, case.k, unit.instruction_k):
         for first in range(0, unit.instruction_k, steps):
             chosen = [k + i for i in unit.k_order[first : first + steps]]
-            acc = _step_fp16(a[:, None, chosen], columns[None, :, chosen], acc, unit.fraction_bits)
+            acc = step_fp16(a[:, None, chosen], columns[None, :, chosen], acc, unit.fraction_bits)
     return acc
 
 

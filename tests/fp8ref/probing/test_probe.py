@@ -14,6 +14,7 @@ import fp8ref
 from fp8ref import ProbeError, TensorCoreUnit, accumulate, emulate_matmul, probe
 from fp8ref.emulation.scales import Scaling
 from fp8ref.probing.targets import scaled_mm
+from golden.replay import step_fp16
 
 FEW = 8192
 UNITS = [name for name in fp8ref.UNITS if name != "exact"]
@@ -92,7 +93,7 @@ def test_a_result_that_the_next_call_overwrites_is_read_in_time() -> None:
 
     def other_each_time(a: Tensor, b: Tensor) -> Tensor:
         calls.append(None)
-        return memory.copy_(accumulate(a, b)).mul_(1 + len(calls) // 3)
+        return memory.copy_(accumulate(a, b)).mul_(1 + len(calls) // 4)
 
     with pytest.raises(ProbeError, match="not deterministic"):
         probe(other_each_time, k=128)
@@ -253,3 +254,27 @@ def test_fp16_operands_are_probed() -> None:
     report = probe(lambda a, b: a.float() @ b.float(), k=128, dtypes=(torch.float16,) * 2, elements=FEW)
     assert report["products per step"] == 1
     assert report.equal
+
+
+@pytest.mark.parametrize("out", [torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("name", ["sm90", "sm90_hmma"])
+def test_an_fp16_accumulator_is_told_by_its_range(name: str, dtype: torch.dtype, out: torch.dtype) -> None:
+    """The subject is the model that replays what an H200 returned for tl.dot with out_dtype=tl.float16."""
+    unit = fp8ref.UNITS[name]
+    length = unit.products_per_step
+    assert length is not None
+
+    def product(a: Tensor, b: Tensor) -> Tensor:
+        acc = torch.zeros(a.shape[0], b.shape[1], dtype=torch.float16)
+        for first in range(0, a.shape[1], length):
+            base, step = divmod(first, unit.instruction_k)
+            chosen = [base * unit.instruction_k + place for place in unit.k_order[step : step + length]]
+            acc = step_fp16(a[:, None, chosen], b.t()[None, :, chosen], acc, unit.fraction_bits)
+        return acc.to(out)
+
+    report = probe(product, k=128, dtypes=(dtype, dtype), elements=3 * FEW)
+    assert report["accumulator"] == "float16", str(report)
+    assert (report["significant bits"], report["rounding of a step"]) == (11, "nearest")
+    assert report["fraction bits"] == unit.fraction_bits
+    assert report.equal, str(report)
