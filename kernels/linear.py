@@ -174,12 +174,19 @@ def plan_for(
     bias: torch.dtype | None,
     invariant: bool,
     activations: Activations | None = None,
+    *,
+    aligned: bool = True,
 ) -> Plan:
-    """Return the plan of a :func:`scaled_linear` call with ``m`` rows."""
+    """Return the plan of a :func:`scaled_linear` call with ``m`` rows.
+
+    ``aligned``: whether weight, scales and bias begin at multiples of 16 bytes, as cuBLASLt demands. The bits do not
+    depend on it: both paths add up K whole.
+    """
     # torch._scaled_mm: row-wise scales want e4m3, bf16 output and a bf16 bias; block scales have limits of their own.
     activations = activations or Activations("row" if w.scaling == "row" else "1x128")
     library = (
-        product_kind(w, activations) == "row"
+        aligned
+        and product_kind(w, activations) == "row"
         and activations.dtype == torch.float8_e4m3fn
         and out_dtype == torch.bfloat16
         and bias in (None, torch.bfloat16)
@@ -218,7 +225,9 @@ def _prepare(
     out_dtype = out_dtype or x.dtype
     flat = x.reshape(-1, w.k) if w.k else x.new_empty(x.shape[:-1].numel(), 0)
     m, shape = flat.shape[0], (*x.shape[:-1], w.n)
-    plan = plan_for(w, m, x.device, out_dtype, None if bias is None else bias.dtype, batch_invariant, activations)
+    aligned = all(t is None or t.data_ptr() % 16 == 0 for t in (w.codes, w.scale, bias))
+    bias_dtype = None if bias is None else bias.dtype
+    plan = plan_for(w, m, x.device, out_dtype, bias_dtype, batch_invariant, activations, aligned=aligned)
     unit = unit_of_device(x.device)
     request = Request(
         flat, x.dim() != 2, shape, w, bias, input_scale, plan, unit, use_fast_accum, out_dtype, activations

@@ -51,6 +51,7 @@ class PackedWeight:
             index,
             self.codes.data_ptr() % 16,
             self.scale.get_device(),
+            self.scale.data_ptr() % 16,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,3 +98,22 @@ def test_matmul_of_every_code(dtypes: tuple[torch.dtype, ...], kinds: Any, m: in
         options: dict[str, Any] = {"split_k": split_k, "scaling": kinds, "out_dtype": torch.float32}
         wanted = emulate_matmul(a, b, *scales, unit=unit, **options)
         assert same_bits(scaled_matmul(a, b, *scales, **options), wanted), f"split_k={split_k}"
+
+
+@pytest.mark.parametrize("m", [3, 128, 300])
+@pytest.mark.parametrize("where", ["bias", "scale", "codes", "none"])
+def test_what_lies_anywhere_in_memory(where: str, m: int) -> None:
+    """cuBLASLt refuses pointers that are no multiples of 16 bytes: then the kernel takes over, with the same bits."""
+    n, k = 256, 1024
+    w = pack_weight(torch.randn(n, k, device="cuda"))
+    x, bias = torch.randn(m, k, device="cuda", dtype=torch.bfloat16), torch.randn(n, device="cuda").bfloat16()
+    wanted = scaled_linear(x, w, bias, backend="emulate")
+    moved = {"bias": bias, "scale": w.scale, "codes": w.codes.view(torch.uint8), "none": torch.empty(0)}[where]
+    there = torch.empty(moved.numel() + 1, dtype=moved.dtype, device="cuda")[1:].view(moved.shape).copy_(moved)
+    if where == "bias":
+        bias = there
+    elif where == "scale":
+        w = replace(w, scale=there)
+    elif where == "codes":
+        w = replace(w, codes=there.view(w.codes.dtype))
+    assert same_bits(scaled_linear(x, w, bias), wanted)
