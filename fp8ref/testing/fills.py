@@ -12,12 +12,8 @@ import torch
 from torch import Tensor
 
 from fp8ref.testing.floats import FLOATS, FloatFormat, float_of, from_bits
+from fp8ref.testing.guards import guarded_empty
 from fp8ref.testing.supports import LAYOUTS, Layout
-
-GUARD = 256
-"""Bytes before and after every tensor of the kit."""
-GUARD_BYTE = 0xFF
-"""A byte that makes every element made of it a NaN, in each of the formats."""
 
 _MATRIX = 2
 
@@ -164,10 +160,10 @@ class Fill:
                 codes.view(-1)[place] = code
         values = from_bits(codes, self.dtype)
         if len(shape) != _MATRIX:
-            memory, flat = self._memory(values.numel(), device)
+            flat, memory = self._memory(values.numel(), device)
             view = flat.view(shape)
         else:
-            memory, view = self._matrix(rows, columns, device)
+            view, memory = self._matrix(rows, columns, device)
         if self.layout == "expanded" and len(shape) == _MATRIX and rows:
             view[:1].copy_(values[:1])
         elif view.numel():
@@ -175,28 +171,25 @@ class Fill:
         return view, memory
 
     def _matrix(self, rows: int, columns: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Memory and a view of it in the layout."""
+        """A view in the layout, and the memory around it."""
         if self.layout == "columns":
-            memory, flat = self._memory(rows * columns, device)
-            return memory, flat.view(columns, rows).t()
+            flat, memory = self._memory(rows * columns, device)
+            return flat.view(columns, rows).t(), memory
         if self.layout == "padded":
-            memory, flat = self._memory(rows * (columns + 16), device)
-            return memory, flat.view(rows, columns + 16)[:, :columns]
+            flat, memory = self._memory(rows * (columns + 16), device)
+            return flat.view(rows, columns + 16)[:, :columns], memory
         if self.layout == "sliced":
-            memory, flat = self._memory((2 * rows + 1) * (3 * columns + 2), device)
-            return memory, flat.view(2 * rows + 1, 3 * columns + 2)[1 : 2 * rows + 1 : 2, 2 : 3 * columns + 2 : 3]
+            flat, memory = self._memory((2 * rows + 1) * (3 * columns + 2), device)
+            return flat.view(2 * rows + 1, 3 * columns + 2)[1 : 2 * rows + 1 : 2, 2 : 3 * columns + 2 : 3], memory
         if self.layout == "expanded" and rows:
-            memory, flat = self._memory(columns, device)
-            return memory, flat.view(1, columns).expand(rows, columns)
-        memory, flat = self._memory(rows * columns, device)
-        return memory, flat.view(rows, columns)
+            flat, memory = self._memory(columns, device)
+            return flat.view(1, columns).expand(rows, columns), memory
+        flat, memory = self._memory(rows * columns, device)
+        return flat.view(rows, columns), memory
 
     def _memory(self, elements: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-        """Bytes of NaN, and ``elements`` of them as a vector."""
-        start = GUARD + self.offset * self.dtype.itemsize
-        size = elements * self.dtype.itemsize
-        memory = torch.full((start + size + GUARD,), GUARD_BYTE, dtype=torch.uint8, device=device)
-        return memory, memory[start : start + size].view(self.dtype)
+        """A vector of ``elements`` NaN, and the memory around it."""
+        return guarded_empty((elements,), self.dtype, device, offset=self.offset)
 
     def __repr__(self) -> str:
         """Python that makes it again, defaults left out."""

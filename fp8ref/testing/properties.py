@@ -90,7 +90,8 @@ def _batch(subject: Subject, case: MatmulCase) -> None:
     alone = subject.supports.smallest[0] <= 1
     for row in sorted({0, case.m // 2, case.m - 1}):
         if alone:
-            result = subject.call(case, only_row(case, case.operands(subject.device), row))
+            made = only_row(case, case.operands(subject.device), row, offsets=subject.supports.offsets)
+            result = subject.call(case, made)
             assert_bits_equal(result, whole[row : row + 1], f"row {row} alone has other bits than among {case.m}")
         if subject.supports.specials:
             result = subject.call(case, among_nan(case.operands(subject.device), row))[row : row + 1]

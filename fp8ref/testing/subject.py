@@ -14,7 +14,7 @@ from torch import Tensor
 from fp8ref.emulation.units import TensorCoreUnit
 from fp8ref.testing.cases import Kernel, MatmulCase, Operands
 from fp8ref.testing.compare import assert_bits_equal
-from fp8ref.testing.fills import GUARD, GUARD_BYTE
+from fp8ref.testing.guards import GUARD, GUARD_BYTE, changed_guards, guarded_empty
 from fp8ref.testing.supports import Supports
 from fp8ref.testing.within import assert_within_bound
 
@@ -58,16 +58,13 @@ class Subject:
 
     def _into_poison(self, made: Operands, options: dict[str, Any], shape: list[int], poison: int) -> Tensor:
         """Give the kernel an ``out`` full of one byte, between guard bands that must not change."""
-        dtype = options["out_dtype"]
-        size = shape[0] * shape[1] * dtype.itemsize
-        memory = torch.full((size + 2 * GUARD,), GUARD_BYTE, dtype=torch.uint8, device=self.device)
-        out = memory[GUARD : GUARD + size].fill_(poison).view(dtype).view(shape)
+        out, memory = guarded_empty(shape, options["out_dtype"], self.device)
+        memory[GUARD:-GUARD].fill_(poison)
         result: Tensor | None = self.kernel(made.a, made.b, made.scale_a, made.scale_b, **options, out=out)
         if result is not None and result.data_ptr() != out.data_ptr():
             raise AssertionError("the kernel returned another tensor than the out= that it was given")
-        bands = torch.cat([memory[:GUARD], memory[GUARD + size :]])
-        if bool((bands != GUARD_BYTE).any()):
-            raise AssertionError(f"{int((bands != GUARD_BYTE).sum())} bytes beside out= were overwritten")
+        if changed := changed_guards(memory):
+            raise AssertionError(f"{changed} bytes beside out= were overwritten")
         return out
 
     def judge(self, case: MatmulCase, actual: Tensor) -> None:
@@ -102,10 +99,18 @@ def poisoned_allocations() -> Iterator[None]:
         how.fill_uninitialized_memory = filled
 
 
-def only_row(case: MatmulCase, made: Operands, row: int) -> Operands:
-    """The product of one row of a."""
+def only_row(case: MatmulCase, made: Operands, row: int, *, offsets: bool) -> Operands:
+    """The product of one row of a; without ``offsets`` at addresses of its own, as an allocation gives them."""
+    a = made.a[row : row + 1]
     scale = made.scale_a if case.scaling[0] == "tensor" else made.scale_a[row : row + 1]
-    return replace(made, a=made.a[row : row + 1], scale_a=scale)
+    return replace(made, a=a, scale_a=scale) if offsets else replace(made, a=_moved(a), scale_a=_moved(scale))
+
+
+def _moved(tensor: Tensor) -> Tensor:
+    """A copy with the same strides."""
+    bits = torch.uint8 if tensor.element_size() == 1 else tensor.dtype
+    copied = torch.empty_strided(tensor.shape, tensor.stride(), dtype=bits, device=tensor.device)
+    return copied.copy_(tensor.view(bits)).view(tensor.dtype)
 
 
 def among_nan(made: Operands, row: int) -> Operands:

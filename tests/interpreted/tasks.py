@@ -24,17 +24,16 @@ from fp8ref.kernels.linear import scaled_linear
 from fp8ref.kernels.matmul import scaled_matmul
 from fp8ref.kernels.pack import PackedWeight, pack_weight
 from fp8ref.kernels.quantize import quantize_rows
+from fp8ref.testing.guards import changed_guards, guarded_empty
 
 E4M3 = torch.float8_e4m3fn
-GUARD = 256
-_guards: list[tuple[Tensor, int]] = []
+_memories: list[Tensor] = []
 
 
 def _guarded_empty(shape: tuple[int, ...], _strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    nbytes = torch.Size(shape).numel() * dtype.itemsize
-    raw = torch.full((nbytes + 2 * GUARD,), 0xFF, dtype=torch.uint8)  # NaN in every dtype used here
-    _guards.append((raw, nbytes))
-    return raw[GUARD : GUARD + nbytes].view(dtype).view(shape)
+    out, memory = guarded_empty(shape, dtype)
+    _memories.append(memory)
+    return out
 
 
 def guarded(x: Tensor) -> Tensor:
@@ -52,8 +51,8 @@ def guards() -> Iterator[None]:
         yield
     finally:
         launch.empty = real
-    broken = sum(int((raw[:GUARD] != 0xFF).sum() + (raw[GUARD + n :] != 0xFF).sum()) for raw, n in _guards)
-    _guards.clear()
+    broken = sum(map(changed_guards, _memories))
+    _memories.clear()
     assert broken == 0, f"{broken} guard bytes were overwritten"
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 import fp8ref
+from fp8ref.emulation.scales import PAIRS, Scaling
 from fp8ref.testing import CheckError, Fill, MatmulCase, Supports, check_matmul, mutants
 from fp8ref.testing.properties import PROPERTIES
 
@@ -264,3 +265,17 @@ def test_memory_that_nothing_wrote_is_seen() -> None:
 def test_what_it_refuses(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         check_matmul(**{"kernel": fp8ref.emulate_matmul, **arguments})
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_without_offsets_nothing_begins_at_other_addresses(pair: tuple[Scaling, Scaling]) -> None:
+    """cuBLASLt refuses scales, operands and biases that do not begin at multiples of 16 bytes."""
+
+    def aligned(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, **options: Any) -> Tensor:
+        given = {"a": a, "b": b, "scale_a": scale_a, "scale_b": scale_b, "bias": options.get("bias")}
+        moved = [name for name, tensor in given.items() if tensor is not None and tensor.data_ptr() % 16]
+        assert not moved, f"{moved} at an odd address"
+        return fp8ref.emulate_matmul(a, b, scale_a, scale_b, **options)
+
+    supports = Supports(scalings=(pair,), offsets=False, layouts=("rows", "padded"), multiple_of=(1, 16, 16))
+    check_matmul(aligned, supports, examples=12, quiet=True)
