@@ -57,8 +57,8 @@ format: setup ## Reformat, and fix what ruff can fix
 slow: setup ## The tests marked slow
 	$(PYTEST) $(PARALLEL) -m 'slow and not gpu'
 
-gpu: setup ## The tests that need an NVIDIA GPU with FP8 units
-	$(PYTEST) -m gpu
+gpu: setup ## The tests that need an NVIDIA GPU with FP8 units; processes compile kernels side by side
+	$(PYTEST) $(PARALLEL) -m gpu
 
 MINUTES ?= 5
 fuzz: setup ## The property-based tests on new random examples, for MINUTES=5; failures are kept in tests/fuzz_failures

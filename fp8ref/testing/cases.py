@@ -125,8 +125,8 @@ class MatmulCase:
 
     def snippet(self, check: str = "assert_bits_equal(case.call(kernel), case.expected())") -> str:
         """Python that repeats the case on a function named ``kernel``."""
-        names = ("assert_bits_equal", "assert_within_bound", "check_matmul")
-        used = ", ".join(["Fill", "MatmulCase", *(name for name in names if name in check)])
+        names = ("Supports", "assert_bits_equal", "assert_within_bound", "check_matmul")
+        used = ", ".join(["Fill", "MatmulCase", *(name for name in names if f"{name}(" in check)])
         unit = "from fp8ref import TensorCoreUnit\n" if "TensorCoreUnit(" in f"{self!r}{check}" else ""
         return f"import torch\n{unit}from fp8ref.testing import {used}\n\ncase = {self!r}\n{check}"
 

@@ -19,6 +19,9 @@ from fp8ref.testing.subject import Expect, Subject
 from fp8ref.testing.supports import Supports
 from fp8ref.testing.within import model_of
 
+REPEATS = 3
+"""Runs that must give the same bits, where nothing else is said."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -73,7 +76,7 @@ def check_matmul(
     unit: str | TensorCoreUnit = "sm90",
     device: torch.device | str = "cpu",
     takes_out: bool = False,
-    repeats: int = 3,
+    repeats: int = REPEATS,
     properties: Sequence[str] | None = None,
     cases: Sequence[MatmulCase] | None = None,
     examples: int | None = None,
@@ -225,6 +228,8 @@ class _Search:
 def _given(subject: Subject) -> str:
     """The arguments of a call that repeats a failure."""
     parts = []
+    if subject.supports != Supports():
+        parts.append(f"supports={subject.supports!r}")
     if subject.expect != "bits":
         parts.append(f"expect={subject.expect!r}")
     if subject.unit != "sm90":
@@ -233,6 +238,8 @@ def _given(subject: Subject) -> str:
         parts.append(f"device={str(subject.device)!r}")
     if subject.takes_out:
         parts.append("takes_out=True")
+    if subject.repeats != REPEATS:
+        parts.append(f"repeats={subject.repeats}")
     return "".join(f", {part}" for part in parts)
 
 

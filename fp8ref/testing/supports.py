@@ -19,7 +19,7 @@ _FP8 = (E4M3.dtype, E5M2.dtype)
 _Sizes = tuple[int, int, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Supports:
     """The arguments that a matmul takes. The defaults are everything that ``emulate_matmul`` takes, at modest sizes.
 
@@ -86,6 +86,11 @@ class Supports:
             )
         object.__setattr__(self, "smallest", tuple(low))
         object.__setattr__(self, "largest", tuple(high))
+
+    def __repr__(self) -> str:
+        """Python that makes it again, defaults left out."""
+        given = [(field.name, getattr(self, field.name), field.default) for field in fields(self)]
+        return f"Supports({', '.join(f'{name}={value!r}' for name, value, default in given if value != default)})"
 
     def _check_choices(self) -> None:
         for pair in self.scalings:

@@ -94,12 +94,18 @@ def test_the_report_has_every_failure_and_repeats_it() -> None:
     assert (tails.case.m, tails.case.n) == (1, 1), "the smallest case that fails"
     assert len(repr(tails.case)) < 250
 
+    assert "properties=['tails'], supports=Supports(scalings=(('row', 'row'),), out_dtypes=(torch.float32,)" in text
     snippet = re.search(r"\ntails: .*?to repeat it:\n(.*?)(\n\n\w|\Z)", text, re.DOTALL)
     assert snippet is not None
     repeated = "\n".join(line[4:] for line in snippet[1].splitlines())
     with pytest.raises(CheckError, match="1 of 1 properties fails"):
         exec(repeated, {"kernel": wrong})
     exec(repeated, {"kernel": fp8ref.emulate_matmul})
+
+
+@pytest.mark.parametrize("supports", [Supports(), SMALL, ROW, Supports(multiple_of=(1, 16, 16), offsets=False)])
+def test_what_a_kernel_takes_is_shown_as_python(supports: Supports) -> None:
+    assert eval(repr(supports), {"torch": torch, "Supports": Supports}) == supports
 
 
 def test_given_cases_are_checked_instead_of_drawn_ones() -> None:
