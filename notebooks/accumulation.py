@@ -48,7 +48,8 @@ def rms(x):
 
 The unit adds 32<!--= {fp8ref.UNITS["sm90"].products_per_step} --> products and its accumulator `c` in one step. The largest exponent fixes a grid 13<!--= {fp8ref.UNITS["sm90"].fraction_bits} --> bits below; whatever lies further to the
 right is cut off, toward zero, before the sum. Here `c` is the sum of the first `2048` products of positive data, and
-the next twelve are added (the other twenty are left out, so that the picture fits). Hatched ones are lost.
+the next twelve are added (the other twenty are left out, so that the picture fits). A row is a number in binary, black for a one and white
+for a zero; hatched bits are lost.
 """
 
 # %%
@@ -155,7 +156,7 @@ for found in against_k.values():
 ## Bias: three kinds of data
 
 Truncation toward zero is an error with a direction. Whether it shows depends on whether the partial sums keep their sign.
-*Cancellation* is a sum of one sign whose second half nearly takes back the first.
+*Cancellation* is a sum of one sign whose second half nearly takes back the first. Errors above zero point away from zero, others toward it.
 """
 
 
@@ -194,8 +195,9 @@ plots.Table(
 
 # %% [markdown]
 """
-With random signs the errors are centred: the mean is 0.015 %<!--= {abs(float(signed["random signs"].mean())):.3f} % --> of an output. With one sign every output is too small, by 7.5 %<!--= {-float(signed["one sign"].mean()):.1f} % -->. After a
-cancellation the error is still that of the large sums on the way, but what is left of the output is small; the rms error becomes 30.9 %<!--= {rms(signed["cancellation"]):.1f} % -->.
+With random signs the errors nearly average out: the mean is 0.015 %<!--= {-float(signed["random signs"].mean()):.3f} % --> of the outputs' rms, toward zero, beside an rms error of 0.14 %<!--= {rms(signed["random signs"]):.2f} % -->. With one sign every output is too small,
+by 7.5 %<!--= {-float(signed["one sign"].mean()):.1f} % --> on average. After a
+cancellation the error is still that of the large sums on the way, but what is left of the output is small; the rms error becomes 30.9 %<!--= {rms(signed["cancellation"]):.1f} % --> of it.
 
 ## The published claim
 
@@ -282,7 +284,7 @@ gain = [values[-1] / values[intervals.index(128)] for values in by_interval.valu
 # %% [markdown]
 """
 Promotion every `128` takes the error down by a factor of 11<!--= {gain[0]:.0f} --> with random signs and 135<!--= {gain[1]:.0f} --> with one sign. Two more bits than
-Hopper's take it down by 6.1<!--= {two_bits[0]:.1f} --> and 4.8<!--= {two_bits[1]:.1f} -->.
+Hopper's take it down by a factor of 6.1<!--= {two_bits[0]:.1f} --> and 4.8<!--= {two_bits[1]:.1f} -->.
 
 ## Split-K
 
@@ -313,7 +315,7 @@ assert changed["accurate", "random signs (normal)"] == 0.0
 # %% [markdown]
 """
 Cutting K in two takes the fast error with one sign from 14 %<!--= {100 * halved[0]:.0f} % --> to 7 %<!--= {100 * halved[1]:.0f} % -->. It changes the bits of 99 %<!--= {100 * changed["fast", "random signs (normal)"]:.0f} % --> of the fp32 sums with random signs in fast mode. In accurate
-mode it changes none of them: each promoted chain is that short, and fp32 adds these few without rounding, in any order.
+mode it changes none of them: the cut falls between two chains of `128`, and fp32 adds the 64<!--= {8192 // 128} --> chains, each of few bits, without rounding here, so their grouping makes no difference.
 
 ## The answer
 

@@ -98,12 +98,12 @@ plots.Table(["recipe", "perplexity", "95 % interval", "KL (nats)", "same first c
 """
 The interval of a recipe is that of its *difference* to fp32 on the same tokens, which is far narrower than what the text itself leaves open: a perplexity of fp32 from 10.5<!--= {math.exp(low):.1f} --> to
 25.7<!--= {math.exp(high):.1f} -->. Nearly every interval of the loss holds zero (seven at 95 %<!--given: by choice --> may well hold one that does not): **159<!--= {len(report.fp32_nll)} --> tokens cannot tell the recipes from fp32 by perplexity**. The divergence of the
-predictions is measured far better: a few hundredths of a nat, with the same first choice in about nine tokens of ten. There blocks are ahead of everything else, while the units with the same scales cannot be told apart: **it
-is the scales that decide, not the unit**.
+predictions is measured far better: a few hundredths of a nat, with the same first choice in about nine tokens of ten (too few tokens to rank the recipes by that). By divergence blocks are ahead of everything else, while the units with the
+same scales cannot be told apart: **it is the scales that decide, not the unit**.
 
 ## Which layers hurt
 
-Each layer's output against float64: what quantisation costs (the upper limit of any unit), and what the sums of three units cost on top.
+Each layer's output: what quantisation costs (the upper limit of any unit; against float64), and what the sums of three recipes cost on top (against the exact sums of the same operands).
 """
 
 # %%
@@ -136,14 +136,14 @@ plots.Table(
 
 # %% [markdown]
 """
-Quantisation leaves 30 dB<!--= {quantised_median:.0f} dB --> in the median layer, fast sums 67 dB<!--= {fast_median:.0f} dB -->: its error has 0.02 %<!--= {100 * 10 ** ((quantised_median - fast_median) / 10):.2f} % --> of the energy of that of the eight bits. The exceptions are some `down_proj`, where an outlier
+Quantisation leaves 30 dB<!--= {quantised_median:.0f} dB --> in the median layer, fast sums 67 dB<!--= {fast_median:.0f} dB -->: their error has 0.02 %<!--= {100 * 10 ** ((quantised_median - fast_median) / 10):.2f} % --> of the energy of quantisation's. The exceptions are some `down_proj`, where an outlier
 fixes the grid that the rest of the sum has to share (41 dB<!--= {worst_sums[0].accumulation_snr_db:.0f} dB --> at the lowest, still above quantisation); promotion lifts the lowest to 67 dB<!--= {accurate_lowest:.0f} dB -->.
 
 ## Leaving a few layers alone
 
 `fp8ref.convert_` with `skip=` leaves layers as they are; their weights are rounded to bf16 here, as a server would keep them. Two ways to choose: the
-eight layers with the lowest ratio above, or all `down_proj`. And a recipe with *static* scales, calibrated on other text, where outliers saturate (see
-`scaling.ipynb`): there the three layers that a static scale hurts most are left alone.
+eight layers with the lowest ratio above, or all `down_proj`. And a recipe with *static* scales, calibrated on the tokens that follow, where outliers saturate (see
+`scaling.ipynb`): there the three layers with the largest scales, those of the outliers, are left alone.
 """
 
 

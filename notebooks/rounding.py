@@ -59,7 +59,7 @@ plt.show()
 """
 ## Error against magnitude
 
-The largest relative error within each octave. The flat part is half a step at the lower end of an octave: `1/17` in e4m3 is
+The largest relative error within each octave (saturating, to nearest even). The flat part is half a step at the lower end of an octave: `1/17` in e4m3 is
 5.88 %<!--= {100 * flat[E4M3]:.2f} % -->, `1/9` in e5m2 is 11.11 %<!--= {100 * flat[E5M2]:.2f} % -->. On the left the subnormals lose a bit for every octave until everything becomes zero
 (an error of 100 %<!--= {100 * float(zeroed):.0f} % -->); on the right everything saturates.
 """
@@ -97,8 +97,8 @@ flat_octaves = {fmt.dtype: fmt.e_max - fmt.e_min + 1 for fmt in fp8ref.FORMATS.v
 """
 ## Nearest or stochastic
 
-To nearest, a value between two codes always goes the same way: the error of one value is least, but the errors of a sum all
-point in one direction. Stochastic rounding goes up with a probability equal to the distance travelled, so its *mean* is right.
+To nearest, a value between two codes always goes the same way: the error of one value is least, but the errors of a sum may
+all point in one direction. Stochastic rounding goes up with a probability equal to the distance travelled, so its *mean* is right.
 Right: `2^-7` is added to `1` five hundred times, with the sum held in e4m3. To nearest it never moves.
 """
 
@@ -194,7 +194,7 @@ plots.Table(["library", f"wrong of {len(hairs)}"], [[name, str(count)] for name,
 """
 ## At the edges
 
-What an input beyond the largest code becomes, run live with the versions above. `fp8ref` has both behaviours, on every
+What an input beyond the largest code or below the smallest becomes, run live with the versions above. `fp8ref` has both behaviours, on every
 version of torch; "saturating" is the hardware's `cvt.rn.satfinite`.
 """
 
@@ -243,13 +243,13 @@ plots.Table(["NaN in e5m2 as", "code"], [[name, hex(code)] for name, code in bit
 
 # %% [markdown]
 """
-Inside the range all libraries agree on every one of 300,001<!--= {len(inside):,} --> float32 values in both formats. Past it they do not, not even between
+Up to `448` all libraries agree on every one of 300,001<!--= {len(inside):,} --> float32 values in both formats. Past the range they do not, not even between
 versions of the same library: torch before `2.12` turns `464.1` into NaN.
 
 ## The answer
 
-Inside its range e4m3 is off by at most 5.88 %<!--= {100 * flat[E4M3]:.2f} % --> and e5m2 by at most 11.11 %<!--= {100 * flat[E5M2]:.2f} % -->, and outside it values vanish or saturate, so scaling decides more
-than the choice of the format.
+Between its smallest normal and its largest number e4m3 is off by at most 5.88 %<!--= {100 * flat[E4M3]:.2f} % --> and e5m2 by at most 11.11 %<!--= {100 * flat[E5M2]:.2f} % -->. Below that values lose bits and vanish, above
+it they saturate, so scaling decides more than the choice of the format.
 Libraries agree inside the range and disagree beyond it and from float64, so a test that compares bits must fix saturation, must round
 once, and must not trust `.to`.
 """

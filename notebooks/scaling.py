@@ -107,13 +107,14 @@ shared = float(x.abs().max()) / fp8ref.E4M3.max
 
 # %% [markdown]
 """
-The first token, on which attention rests when it has nothing to look at, reaches 2,381<!--= {by_token[0]:,.0f} -->, in one channel; no other token exceeds 55.5<!--= {by_token[1]:.1f} -->. One scale for the whole
+The first token, on which attention rests when it has nothing to look at (an attention sink, `arXiv 2309.17453`), reaches 2,381<!--= {by_token[0]:,.0f} -->, in one channel; no other token exceeds 55.5<!--= {by_token[1]:.1f} -->. One scale for the whole
 tensor is then 5.3<!--= {shared:.1f} -->, and the other tokens, whose median magnitude is 0.2<!--= {usual_size:.1f} -->, have to live at the lower end of e4m3. A scale for each token
 ("row") is not touched by its neighbours.
 
 ## Signal-to-noise ratio of every layer
 
-`x @ w.t()` of the quantised operands against that of the original ones. Scales are written input by weight.
+`x @ w.t()` of the quantised operands against that of the original ones, over all tokens of a layer together. Scales are written input by weight;
+one word stands for both.
 """
 
 # %%
@@ -226,7 +227,7 @@ print(failed)
 
 ## How large may an outlier become?
 
-This model's outliers fit into e4m3's range. Larger models have larger ones, so here one token (left) or one channel (right) of a tame layer
+This model's outliers fit into e4m3's range. Those of other models may be larger, so here one token (left) or one channel (right) of a tame layer
 is multiplied by a growing factor. What is drawn is the ratio of all that is *not* the outlier: of the other tokens, and of the outputs without
 the outlier channel's share.
 """
@@ -279,8 +280,8 @@ block_end = by_factor["an outlier channel"]["1x128 by 128x128"]
 
 # %% [markdown]
 """
-One scale per tensor loses `3 dB` when an outlier token is 16,384<!--= {limit["an outlier token", "tensor"]:,} --> times as large as usual, or an outlier channel 16,384<!--= {limit["an outlier channel", "tensor"]:,} --> times; then the rest drowns. Rows isolate tokens completely, channels not at all: they are in every row.
-Blocks along K confine a channel to its `128` neighbours, so that of 30.0 dB<!--= {block_end[0]:.1f} dB --> there remain 12.3 dB<!--= {block_end[-1]:.1f} dB --> however large it becomes.
+One scale per tensor loses `3 dB` when an outlier token is 16,384<!--= {limit["an outlier token", "tensor"]:,} --> times as large as usual, or an outlier channel 16,384<!--= {limit["an outlier channel", "tensor"]:,} --> times; then the rest drowns. Rows isolate tokens completely, channels hardly: they are in every row, and
+`3 dB` are lost at a factor of 65,536<!--= {limit["an outlier channel", "row"]:,} -->. Blocks along K confine a channel to its `128` neighbours, so that of 30.0 dB<!--= {block_end[0]:.1f} dB --> there remain 10.7 dB<!--= {rest("1x128 by 128x128", channel=usual, factor=2.0**60):.1f} dB --> however large it becomes.
 
 ## The answer
 
