@@ -248,7 +248,7 @@ versions of the same library: torch before `2.12` turns `464.1` into NaN.
 
 ## The answer
 
-Between its smallest normal and its largest number e4m3 is off by at most 5.88 %<!--= {100 * flat[E4M3]:.2f} % --> and e5m2 by at most 11.11 %<!--= {100 * flat[E5M2]:.2f} % -->. Below that values lose bits and vanish, above
+Between its smallest normal and its largest number e4m3 is off by at most 5.88 %<!--= {100 * flat[E4M3]:.2f} % --> and e5m2 by at most 11.11 %<!--= {100 * flat[E5M2]:.2f} % -->, below that values lose bits and vanish, above
 it they saturate, so scaling decides more than the choice of the format.
 Libraries agree inside the range and disagree beyond it and from float64, so a test that compares bits must fix saturation, must round
 once, and must not trust `.to`.
